@@ -1,0 +1,405 @@
+"""Everything that a node can be told and everything that it can ask for.
+
+Messages travel between nodes, notices between nodes of one process. Events go into
+``Node.handle`` and effects come out of it; all are frozen, so they can be traced, compared
+and replayed. Positions and ranges are half-open and count samples of the whole run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from halos.core.tensors import Payload, RefusalReason
+
+NodeId = str
+Range = tuple[int, int]
+Role = Literal["worker", "server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Samples that one worker trains on, exactly once in the whole run.
+
+    ``ranges`` are run-wide positions; those of ``dataset`` begin at ``origin``, so that
+    ``position - origin`` indexes the data set's own sequence (over all its epochs).
+    ``progress`` is the number of samples issued over the whole run when this was issued.
+    """
+
+    id: str
+    dataset: str
+    origin: int
+    ranges: tuple[Range, ...]
+    progress: int
+
+    @property
+    def samples(self) -> int:
+        return sum(end - start for start, end in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Samples that a parent granted to a child server, from which it cuts leases."""
+
+    dataset: str
+    origin: int
+    start: int
+    end: int
+    progress: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a server did since its last push, as told to its parent.
+
+    ``contained``: ranges whose change is in the pushed update. ``dropped``: ranges that were
+    credited but whose change never enters a push (``in_flight = "drop"``).
+    """
+
+    updates: int = 0
+    local_steps: int = 0
+    tokens: int = 0
+    loss_tokens: float = 0.0  # sum of (mean loss of an update * its tokens)
+    contained: tuple[Range, ...] = ()
+    dropped: tuple[Range, ...] = ()
+
+
+# ---------------------------------------------------------------- messages, child to parent
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Asks the parent's membership to be let in."""
+
+    role: Role
+    run: str
+    model: str
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """A worker's goodbye: its lease may go to another at once."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A worker that joined says which lease it still trains on, if any."""
+
+    fence: int
+    lease: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUpdate:
+    """A finished lease. Keyed by ``lease``: sent again after a lost link, never applied twice."""
+
+    lease: str
+    fence: int
+    base_version: int
+    local_steps: int
+    tokens: int
+    loss: float
+    norm: float  # of the pseudo-gradient, L2
+    seconds: float
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """A child server that joined says where it stands. ``tenure`` 0: it has no state to continue."""
+
+    fence: int
+    tenure: int
+    sequence: int  # of the push in flight, or of the last one answered
+    base_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRequest:
+    """``need`` samples are wanted at once, up to ``want`` would save asking again soon."""
+
+    fence: int
+    number: int
+    need: int
+    want: int
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A region's accumulated change. Keyed by (sender, ``sequence``)."""
+
+    sequence: int
+    fence: int
+    base_version: int
+    report: Report
+    payload: Payload = field(repr=False)
+
+
+# ---------------------------------------------------------------- messages, parent to child
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSeen:
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Fresh parameters and the next lease. ``answers`` is the lease id that it acknowledges."""
+
+    number: int
+    fence: int
+    answers: str | None
+    lease: Lease
+    local_steps: int
+    batch_size: int
+    version: int
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Acknowledges an update when there is no lease to go with it."""
+
+    fence: int
+    answers: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Answer to :class:`Resume`.
+
+    ``reset``: the child's state does not continue what the parent knows; it starts again from
+    ``payload``. Otherwise a push in flight with a number above ``sequence`` was never applied.
+    """
+
+    fence: int
+    tenure: int
+    sequence: int
+    reset: bool
+    version: int
+    payload: Payload | None = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Answers the block request of the same number. May hold several blocks."""
+
+    fence: int
+    number: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Nothing is left to issue, for now: push what there is."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushAnswer:
+    """Push ``sequence`` was applied; ``payload`` is the parent's current model."""
+
+    sequence: int
+    fence: int
+    version: int
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What a refused sender is told. ``key`` names the message: a lease id, a push sequence."""
+
+    reason: RefusalReason
+    key: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The run is over."""
+
+
+Message = (
+    Join
+    | Heartbeat
+    | Leave
+    | Ready
+    | WorkerUpdate
+    | Resume
+    | BlockRequest
+    | Push
+    | Welcome
+    | HeartbeatSeen
+    | Assignment
+    | Receipt
+    | Resumed
+    | Grant
+    | Drain
+    | PushAnswer
+    | Refused
+    | Stop
+)
+
+# ---------------------------------------------------------------- notices, within one process
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Session to its node: the parent let us in under this fence."""
+
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParentLost:
+    """Session to its node: the parent does not answer; the session goes on trying."""
+
+
+@dataclass(frozen=True, slots=True)
+class FenceStale:
+    """Node to its session: the parent refused our fence; join again."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """Membership to its server: a child came, or came back, under a new fence."""
+
+    member: NodeId
+    role: Role
+    fence: int
+    datasets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """Membership to its server: the child's fence was raised; what it holds may be issued again."""
+
+    member: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseFence:
+    """Server to its membership, or operator to membership: let nothing of this member in any more."""
+
+    member: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class RunOver:
+    """Node to the session or membership beside it: nobody need be waited for any more."""
+
+
+Notice = Joined | ParentLost | FenceStale | MemberJoined | MemberLost | RaiseFence | RunOver
+
+# ---------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event of every node's life, also after a restart from saved state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    sender: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """The time asked for with ``next_deadline`` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """The driver could not deliver to the parent, or lost the connection to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalStepsDone:
+    """Result of :class:`RunLocalSteps`: pseudo-gradient ``theta_start - theta_end``."""
+
+    lease: str
+    local_steps: int
+    tokens: int
+    loss: float  # mean over the round's tokens
+    norm: float
+    seconds: float
+    payload: Payload = field(repr=False)
+
+
+Event = Started | Received | Told | DeadlineReached | LinkLost | LocalStepsDone
+
+# ---------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    to: NodeId
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """Refuse a peer's message: the driver tells the sender (:class:`Refused`) and counts it."""
+
+    to: NodeId
+    reason: RefusalReason
+    key: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLocalSteps:
+    """Train: ``local_steps`` inner steps of ``batch_size`` samples from ``payload`` on ``lease``."""
+
+    lease: Lease
+    local_steps: int
+    batch_size: int
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """This node has nothing more to do."""
+
+
+Effect = Send | Tell | Reject | RunLocalSteps | Finish
+
+
+class Node(Protocol):
+    """What decides. A driver feeds events in, carries effects out, and owns clock and wires."""
+
+    def handle(self, event: Event, *, now: float) -> list[Effect]:
+        """React to one event. ``now`` in seconds of any monotonic clock."""
+        ...
+
+    def next_deadline(self) -> float | None:
+        """When the node wants :class:`DeadlineReached`, in ``now``'s seconds; asked after each event."""
+        ...

@@ -1,0 +1,100 @@
+"""The small interface behind which a server keeps its tensors.
+
+The core orders work on tensors without seeing them: production hands a server
+:class:`halos.core.state.TorchState`, a timing-only simulation hands it
+:class:`NullState`. What travels in messages is a :class:`Payload`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+RefusalReason = Literal[
+    "non_finite",
+    "wrong_shape",
+    "unknown_sender",
+    "fenced",
+    "unknown_lease",
+    "out_of_sequence",
+    "not_granted",
+    "other_run",
+    "other_model",
+    "other_dataset",
+    "wrong_role",
+]
+"""Why a peer's message was refused; also the label under which refusals are counted."""
+
+
+class Payload(Protocol):
+    """Tensors in a message: a whole model or a whole update. Immutable once sent."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of tensor data."""
+        ...
+
+    def copy(self) -> Payload:
+        """An equal payload that shares no memory with this one."""
+        ...
+
+
+class TensorState(Protocol):
+    """What a server holds per model: parameters, outer optimizer and, with a parent, the base."""
+
+    def check(self, payload: Payload) -> RefusalReason | None:
+        """Why ``payload`` may not be applied, or ``None``. Never raises, never changes state."""
+        ...
+
+    def apply(self, pseudo_gradient: Payload) -> None:
+        """One outer-optimizer step with a checked pseudo-gradient."""
+        ...
+
+    def cut(self) -> Payload:
+        """``base - theta``: all that changed since the last merge. Remembers theta at the cut."""
+        ...
+
+    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
+        """Merge the parent's model in and set the new base (see ``equations.merge``)."""
+        ...
+
+    def adopt(self, model: Payload) -> None:
+        """Start again from ``model``: parameters and base become it, outer optimizer is reset."""
+        ...
+
+    def publish(self) -> Payload:
+        """The current parameters; later calls of ``apply`` do not change what was published."""
+        ...
+
+
+class NullPayload:
+    """A payload without tensors, for timing-only simulation."""
+
+    nbytes = 0
+
+    def copy(self) -> NullPayload:
+        return self
+
+
+NOTHING = NullPayload()
+
+
+class NullState:
+    """A tensor state without tensors: every operation is free and every payload is welcome."""
+
+    def check(self, payload: Payload) -> RefusalReason | None:
+        return None
+
+    def apply(self, pseudo_gradient: Payload) -> None:
+        pass
+
+    def cut(self) -> Payload:
+        return NOTHING
+
+    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
+        pass
+
+    def adopt(self, model: Payload) -> None:
+        pass
+
+    def publish(self) -> Payload:
+        return NOTHING
