@@ -20,7 +20,8 @@ from halos.core.settings import Settings
 class OuterSettings(Settings):
     """Outer optimizer of one tier: delayed Nesterov.
 
-    ``rate`` is the *quoted* rate, as papers write it; the equation uses ``momentum_delay`` times it.
+    ``rate`` is the *quoted* rate, as papers write it; the equation uses ``momentum_delay`` times
+    it.
     """
 
     rate: float = Field(gt=0)
@@ -72,7 +73,10 @@ def delayed_nesterov(
 
 
 def merge(theta: Tensor, model: Tensor, merge_weight: float, *, out: Tensor) -> None:
-    """Blend the parent's model in: ``theta = (1 - alpha)*theta + alpha*model`` (HALoS, section 4)."""
+    """Blend the parent's model in (HALoS, section 4)::
+
+        theta = (1 - alpha)*theta + alpha*model
+    """
     torch.mul(theta, 1 - merge_weight, out=out)
     out.add_(model, alpha=merge_weight)
 
@@ -102,5 +106,5 @@ def learning_rate(
 
 
 def learning_rate_iteration(progress: int, global_batch: int, inner_step: int) -> int:
-    """Iteration of inner step ``inner_step`` (from 0) under a lease issued at ``progress`` samples."""
+    """Iteration of inner step ``inner_step`` (from 0) of a lease issued at ``progress`` samples."""
     return progress // global_batch + inner_step + 1

@@ -114,11 +114,12 @@ class WorkerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A child server that joined says where it stands. ``tenure`` 0: it has no state to continue."""
+    """A child server that joined says where it stands; ``tenure`` 0: with nothing to continue."""
 
     fence: int
     tenure: int
     sequence: int  # of the push in flight, or of the last one answered
+    in_flight: bool
     base_version: int
 
 
@@ -226,6 +227,7 @@ class Refused:
 
     reason: RefusalReason
     key: str
+    fence: int | None  # that the refused message carried
     detail: str
 
 
@@ -294,7 +296,7 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class RaiseFence:
-    """Server to its membership, or operator to membership: let nothing of this member in any more."""
+    """Server or operator to membership: let nothing of this member in any more."""
 
     member: NodeId
 
@@ -372,12 +374,13 @@ class Reject:
     to: NodeId
     reason: RefusalReason
     key: str
+    fence: int | None
     detail: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunLocalSteps:
-    """Train: ``local_steps`` inner steps of ``batch_size`` samples from ``payload`` on ``lease``."""
+    """Train ``local_steps`` inner steps of ``batch_size`` samples of ``lease``, from ``payload``."""
 
     lease: Lease
     local_steps: int
@@ -401,5 +404,5 @@ class Node(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When the node wants :class:`DeadlineReached`, in ``now``'s seconds; asked after each event."""
+        """When the node wants :class:`DeadlineReached`, on ``now``'s clock; asked after each event."""
         ...
