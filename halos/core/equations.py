@@ -75,7 +75,7 @@ def delayed_nesterov(
 def merge(theta: Tensor, model: Tensor, merge_weight: float, *, out: Tensor) -> None:
     """Blend the parent's model in (HALoS, section 4)::
 
-        theta = (1 - alpha)*theta + alpha*model
+    theta = (1 - alpha)*theta + alpha*model
     """
     torch.mul(theta, 1 - merge_weight, out=out)
     out.add_(model, alpha=merge_weight)

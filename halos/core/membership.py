@@ -267,4 +267,3 @@ def _refuse(session: NodeId, join: Join, identity: Identity) -> Reject | None:
         detail = f"data set {unknown[0]!r} is not the run's"
         return Reject(session, "other_dataset", "join", None, detail)
     return None
-

@@ -113,15 +113,22 @@ class Server:
     # ------------------------------------------------------------ events
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
+        """React to the event; then finish, push and ask for samples if that is due."""
         if self.state.finished:
             return self._after_the_end(event)
+        effects = self._react(event, now)
+        if self.parent is None:
+            return effects + self._maybe_finish()
+        return effects + self._maybe_push() + self._maybe_ask(now)
+
+    def _react(self, event: Event, now: float) -> list[Effect]:
         match event:
             case Received(sender, WorkerUpdate() as update):
                 return self._worker_update(sender, update, now)
             case Received(sender, Push() as push):
                 return self._push(sender, push, now)
             case Received(_, PushAnswer() as answer):
-                return self._merge(answer, now)
+                return self._merge(answer)
             case Received(sender, BlockRequest() as request):
                 return self._block_request(sender, request, now)
             case Received(_, Grant() as grant):
@@ -190,8 +197,8 @@ class Server:
         )
         child.lease, child.answered = None, update.lease
         self.tensors.apply(update.payload)
-        effects = self._account(worker, report, now)
-        return [*effects, *self._assign(worker, answers=update.lease, now=now)]
+        self._account(worker, report)
+        return self._assign(worker, answers=update.lease, now=now)
 
     def _push(self, sender: NodeId, push: Push, now: float) -> list[Effect]:
         """A child server's accumulated change, applied like any update."""
@@ -206,8 +213,8 @@ class Server:
             return [refusal, *self._disown(sender, now), self._raise_fence(sender)]
         child.sequence, child.heard = push.sequence, now
         self.tensors.apply(push.payload)
-        effects = self._account(sender, push.report, now)
-        return [self._answer(sender, child), *effects]
+        self._account(sender, push.report)
+        return [self._answer(sender, child)]
 
     def _refuse_push(self, sender: NodeId, push: Push) -> RefusalReason | None:
         if push.sequence != self._children[sender].sequence + 1:
@@ -217,20 +224,22 @@ class Server:
             return "not_granted"
         return self.tensors.check(push.payload)
 
-    def _account(self, child: NodeId, report: Report, now: float) -> list[Effect]:
-        """Enter one applied update into the books; then push or finish if it is time."""
+    def _account(self, child: NodeId, report: Report) -> None:
+        """Enter one applied update into the books."""
         state, ledger = self.state, self.state.leasing.ledger
         state.version += 1
         ledger.retire(child, report)
         state.reported = _totals(state.reported, report)
         if self.parent is not None:
             state.pending.add(report)
-            return self._maybe_push(now)
-        ledger.credit(report)
-        return self._maybe_finish()
+        else:
+            ledger.credit(report)
 
-    def _maybe_push(self, now: float) -> list[Effect]:
-        """Push once K updates came since the last merge and no push is in flight."""
+    def _maybe_push(self) -> list[Effect]:
+        """Push once K updates came since the last merge and no push is in flight.
+
+        When nothing is left to issue, what there is goes at once.
+        """
         state = self.state
         due = state.version >= state.merged_version + self.settings.accumulation
         if state.push is not None or not state.pending or not (due or self.leasing.exhausted):
@@ -250,7 +259,7 @@ class Server:
         push = Push(state.sequence, state.fence, state.base_version, state.push.report, payload)
         return [Send(self.parent, push)]
 
-    def _merge(self, answer: PushAnswer, now: float) -> list[Effect]:
+    def _merge(self, answer: PushAnswer) -> list[Effect]:
         """Blend the parent's model in; what was applied since the cut is dropped or carried."""
         state = self.state
         if state.push is None or state.push.sequence != answer.sequence:
@@ -262,7 +271,7 @@ class Server:
         state.push = None
         state.merged_version = state.version
         state.base_version = answer.version
-        return self._maybe_push(now)
+        return []
 
     # ------------------------------------------------------------ samples
 
@@ -277,7 +286,8 @@ class Server:
             child.number += lease is not None
         if lease is None:
             receipt = [Send(worker, Receipt(child.fence, answers))] if answers else []
-            return [*receipt, *self._wait(worker, now)]
+            self._wait(worker, now)
+            return receipt
         batch = self.settings.leasing.batch_size
         assignment = Assignment(
             number=child.number,
@@ -289,7 +299,7 @@ class Server:
             version=self.state.version,
             payload=self.tensors.publish(),
         )
-        return [Send(worker, assignment), *self._ask(now)]
+        return [Send(worker, assignment)]
 
     def _serve(self, child: NodeId, now: float) -> list[Effect]:
         """Give a child what it waits for, if it is here; else keep it waiting."""
@@ -299,9 +309,11 @@ class Server:
         if entry.request is None:
             return []
         grant = self.leasing.next_grant(child, now=now) if self.state.ready else None
-        if grant is None:
-            return self._wait(child, now)
-        return [Send(child, grant), *self._ask(now)]
+        if grant is not None:
+            return [Send(child, grant)]
+        self._wait(child, now)
+        over = self.state.ready and self.leasing.exhausted
+        return [Send(child, Drain(entry.fence))] if over and entry.fence is not None else []
 
     def _serve_all(self, now: float, *first: NodeId) -> list[Effect]:
         """Samples came (back): serve everybody who waits, in order."""
@@ -310,25 +322,18 @@ class Server:
         waiting, self.leasing.state.waiting = self.leasing.state.waiting, []
         return [e for child in dict.fromkeys((*waiting, *first)) for e in self._serve(child, now)]
 
-    def _wait(self, child: NodeId, now: float) -> list[Effect]:
-        """Note that ``child`` waits; ask for more, or tell that there is none."""
+    def _wait(self, child: NodeId, now: float) -> None:
+        """Note that ``child`` waits for samples."""
         waiting = self.leasing.state.waiting
         if child not in waiting:
             waiting.append(child)
-        if not self.state.ready:
-            return []
-        if not self.leasing.exhausted:
-            return self._ask(now)
-        if self.state.exhausted_at is None:
+        if self.state.ready and self.leasing.exhausted and self.state.exhausted_at is None:
             self.state.exhausted_at = now
-        entry = self._children[child]
-        told: list[Effect] = []
-        if entry.role == "server" and entry.fence is not None:
-            told.append(Send(child, Drain(entry.fence)))
-        return told + (self._maybe_push(now) if self.parent is not None else [])
 
-    def _ask(self, now: float) -> list[Effect]:
-        if self.parent is None or self.state.fence is None or not self.state.ready:
+    def _maybe_ask(self, now: float) -> list[Effect]:
+        """Ask the parent for samples, when stock is short and no request is open."""
+        assert self.parent is not None
+        if self.state.fence is None or not self.state.ready:
             return []
         request = self.leasing.next_request(self.state.fence, now=now)
         return [Send(self.parent, request)] if request else []
@@ -348,11 +353,11 @@ class Server:
         return self._serve_all(now) if self.leasing.receive(grant) else []
 
     def _drain(self, fence: int, now: float) -> list[Effect]:
-        """The parent has nothing left: tell those who wait, and push what there is."""
+        """The parent has nothing left: those who wait get the rest, or are told."""
         if fence != self.state.fence:
             return []
         self.leasing.state.drained = True
-        return [*self._serve_all(now), *self._maybe_push(now)]
+        return self._serve_all(now)
 
     def _drain_timeout(self, now: float) -> list[Effect]:
         """Reclaim what silent child servers hold at the end, in the step that fences them."""
@@ -407,9 +412,7 @@ class Server:
         child.tenure += 1
         same = resume.tenure == 0 and resume.base_version == self.state.version
         model = None if same else self.tensors.publish()
-        back = Resumed(
-            resume.fence, child.tenure, child.sequence, True, self.state.version, model
-        )
+        back = Resumed(resume.fence, child.tenure, child.sequence, True, self.state.version, model)
         return [Send(sender, back), *self._serve_all(now)]
 
     def _disown(self, member: NodeId, now: float) -> list[Effect]:
@@ -464,7 +467,7 @@ class Server:
             request = replace(request, fence=resumed.fence)
             self.leasing.state.request = request
             effects.append(Send(self.parent, request))
-        return [*effects, *self._serve_all(now), *self._maybe_push(now)]
+        return [*effects, *self._serve_all(now)]
 
     def _start_again(self, resumed: Resumed, now: float) -> list[Effect]:
         """Our state does not continue what the parent knows: take its model, drop the rest."""

@@ -117,16 +117,19 @@ class TorchState:
 
     def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
         assert isinstance(model, Fragments) and self.base is not None and self.at_cut is not None
-        before = self.theta.read()
-        for theta, q, out in zip(before.tensors, model.tensors, self.theta.write(), strict=True):
+        before = self.theta.read() if carry else None  # held, so that the merge is out of place
+        thetas = list(self.theta)
+        for theta, q, out in zip(thetas, model.tensors, self.theta.write(), strict=True):
             merge(theta, q, merge_weight, out=out)
-        at_cut, self.at_cut = self.at_cut.tensors, None
-        bases = zip(self.theta, at_cut, before.tensors, self.base.write(), strict=True)
-        for merged, cut, theta, out in bases:
-            if carry:
-                carried_base(merged, cut, theta, out=out)
-            else:
+        at_cut, self.at_cut = self.at_cut, None
+        bases = self.base.write()
+        if before is None:
+            for merged, out in zip(self.theta, bases, strict=True):
                 out.copy_(merged)
+            return
+        parts = zip(self.theta, at_cut.tensors, before.tensors, bases, strict=True)
+        for merged, cut, theta, out in parts:
+            carried_base(merged, cut, theta, out=out)
 
     def adopt(self, model: Payload) -> None:
         assert isinstance(model, Fragments)

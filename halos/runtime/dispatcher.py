@@ -1,0 +1,145 @@
+"""What all drivers in one process share: feed events to nodes and carry out their effects."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from halos.core.messages import (
+    Effect,
+    Event,
+    Finish,
+    LinkLost,
+    LocalStepsDone,
+    Message,
+    Node,
+    NodeId,
+    Received,
+    Refused,
+    Reject,
+    RunLocalSteps,
+    Send,
+    Started,
+    Tell,
+    Told,
+)
+from halos.runtime.topology import ROOT
+
+Trainer = Callable[[RunLocalSteps], LocalStepsDone]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event handled by one node, as observers and traces see it."""
+
+    time: float
+    node: NodeId
+    event: Event
+    effects: list[Effect]
+    subject: Node
+
+
+Observer = Callable[[Step], None]
+
+
+class Dispatcher(ABC):
+    """Owns the nodes of a run. Subclasses own the clock: ``run`` feeds events until the root ends.
+
+    ``isolate`` hands every receiver a copy of a message's tensors, as a wire would.
+    """
+
+    def __init__(self, nodes: dict[NodeId, Node], *, isolate: bool) -> None:
+        self.nodes = nodes
+        self.isolate = isolate
+        self.observers: list[Observer] = []
+        self.refusals: Counter[str] = Counter()
+        self.finished = False
+        self._cut: set[NodeId] = set()  # processes whose link to the parent is down
+
+    @abstractmethod
+    def _post(self, delay_s: float, node: NodeId, event: Event) -> None:
+        """Have ``event`` handled by ``node`` after ``delay_s``."""
+
+    @abstractmethod
+    def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
+        """Have the worker's trainer do ``job``, then post its result."""
+
+    @abstractmethod
+    def _abandon(self, worker: NodeId) -> None:
+        """Forget what ``worker`` was training."""
+
+    def _transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
+        """How long the driver has a message under way, beyond what it really takes."""
+        return 0.0
+
+    def start(self, names: Iterable[NodeId] | None = None) -> None:
+        """Post the first event of these nodes, by default of all."""
+        for name in list(names if names is not None else self.nodes):
+            self._post(0.0, name, Started())
+
+    def dispatch(self, name: NodeId, event: Event, now: float) -> None:
+        """Let one node handle one event and carry out what it asks for."""
+        node = self.nodes.get(name)
+        if node is None:
+            return
+        effects = node.handle(event, now=now)
+        step = Step(now, name, event, effects, node)
+        for effect in effects:
+            self._carry_out(name, effect)
+        for observe in self.observers:
+            observe(step)
+
+    def _carry_out(self, name: NodeId, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                self._send(name, to, message)
+            case Tell(to, notice):
+                self._post(0.0, to, Told(notice))
+            case Reject(to, reason, key, fence, detail):
+                self.refusals[reason] += 1
+                self._send(name, to, Refused(reason, key, fence, detail))
+            case RunLocalSteps():
+                self._train(name, effect)
+            case Finish():
+                self.finished = self.finished or name == ROOT
+
+    def _send(self, sender: NodeId, to: NodeId, message: Message) -> None:
+        if to not in self.nodes or self._is_cut(sender, to):
+            return
+        payload = getattr(message, "payload", None)
+        if self.isolate and payload is not None:
+            message = replace(message, payload=payload.copy())
+        self._post(self._transfer_s(sender, to, message), to, Received(sender, message))
+
+    # ------------------------------------------------------------ faults
+
+    def cut_link(self, child: NodeId) -> None:
+        """Drop all between ``child`` and its parent from now on."""
+        self._cut.add(child)
+        self._post(0.0, f"{child}.session", LinkLost())
+
+    def mend_link(self, child: NodeId) -> None:
+        self._cut.discard(child)
+
+    def kill(self, process: NodeId) -> None:
+        """A worker's or server's process ends without a word."""
+        for name in [n for n in self.nodes if n.partition(".")[0] == process]:
+            del self.nodes[name]
+        self._abandon(process)
+
+    def revive(self, nodes: dict[NodeId, Node]) -> None:
+        """A process starts (again)."""
+        self.nodes |= nodes
+        self.start(nodes)
+
+    def _is_cut(self, sender: NodeId, to: NodeId) -> bool:
+        if not self._cut:
+            return False
+        a, b = sender.partition(".")[0], to.partition(".")[0]
+        return a != b and any(self._parent(x) == y for x, y in ((a, b), (b, a)) if x in self._cut)
+
+    def _parent(self, process: NodeId) -> NodeId | None:
+        parent: NodeId | None = getattr(self.nodes.get(process), "parent", None)
+        return parent

@@ -1,0 +1,105 @@
+"""Who is whose child: the tree of servers and workers, and the nodes that it consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from halos.core.adaptation import local_steps_for
+from halos.core.leasing import LeasingState
+from halos.core.ledger import Ledger, sections_for
+from halos.core.membership import (
+    Identity,
+    Membership,
+    MembershipSettings,
+    Session,
+    membership_of,
+    session_of,
+)
+from halos.core.messages import Join, Node, NodeId
+from halos.core.server import Server, ServerSettings, ServerState
+from halos.core.tensors import TensorState
+from halos.core.worker import Worker
+
+ROOT = "root"
+
+
+@dataclass(frozen=True)
+class ServerPlace:
+    name: NodeId
+    parent: NodeId | None
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    name: NodeId
+    parent: NodeId
+    speed: float = 1.0  # relative
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A tree. Parents come before their children; the first server is the root."""
+
+    servers: tuple[ServerPlace, ...]
+    workers: tuple[WorkerPlace, ...]
+
+    def local_steps(self, local_steps: int) -> dict[NodeId, int]:
+        """H of every worker, so that rounds take about equally long."""
+        fastest = max(w.speed for w in self.workers)
+        return {w.name: local_steps_for(local_steps, w.speed, fastest) for w in self.workers}
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What all nodes of one run agree on. ``samples``: of each data set; ``None`` is no end."""
+
+    topology: Topology
+    identity: Identity
+    membership: MembershipSettings
+    samples: Mapping[str, int | None]
+    server_settings: Callable[[NodeId], ServerSettings]
+    tensors: Callable[[NodeId], TensorState]
+
+    def nodes(self) -> dict[NodeId, Node]:
+        """All nodes at the start of the run, in the order in which they are to be started."""
+        nodes: dict[NodeId, Node] = {}
+        for server in self.topology.servers:
+            nodes |= self.server_nodes(server)
+        for worker in self.topology.workers:
+            nodes |= self.worker_nodes(worker)
+        return nodes
+
+    def server_nodes(self, place: ServerPlace) -> dict[NodeId, Node]:
+        """A server, its membership and, unless it is the root, its session with the parent."""
+        name, parent = place.name, place.parent
+        nodes: dict[NodeId, Node] = {
+            name: Server(
+                name,
+                self.server_settings(name),
+                self.tensors(name),
+                parent,
+                self._root_state() if parent is None else None,
+            ),
+            membership_of(name): Membership(name, self.identity, self.membership),
+        }
+        if parent is not None:
+            nodes |= self._session(name, parent, "server")
+        return nodes
+
+    def worker_nodes(self, place: WorkerPlace) -> dict[NodeId, Node]:
+        worker = Worker(place.name, place.parent)
+        return {place.name: worker, **self._session(place.name, place.parent, "worker")}
+
+    def _root_state(self) -> ServerState:
+        ledger = Ledger(sections=sections_for(dict(self.samples)))
+        return ServerState(leasing=LeasingState(ledger=ledger), ready=True)
+
+    def _session(self, name: NodeId, parent: NodeId, role: str) -> dict[NodeId, Node]:
+        join = Join(
+            role="worker" if role == "worker" else "server",
+            run=self.identity.run,
+            model=self.identity.model,
+            datasets=self.identity.datasets,
+        )
+        return {session_of(name): Session(name, parent, join, self.membership)}
