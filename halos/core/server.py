@@ -285,7 +285,9 @@ class Server:
             lease = self.leasing.next_lease(worker, epoch=self.state.tenure, now=now)
             child.number += lease is not None
         if lease is None:
-            receipt = [Send(worker, Receipt(child.fence, answers))] if answers else []
+            receipt: list[Effect] = []
+            if answers is not None:
+                receipt.append(Send(worker, Receipt(child.fence, answers)))
             self._wait(worker, now)
             return receipt
         batch = self.settings.leasing.batch_size
