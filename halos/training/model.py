@@ -1,0 +1,252 @@
+"""The built-in language model and the settings that size it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+from torch import Tensor, nn
+
+from halos.core.settings import Settings
+from halos.errors import UserError
+
+PRESETS: Mapping[str, Mapping[str, int | bool]] = {
+    # Named after their size over bytes, a vocabulary of 256.
+    "0.1m": {"layers": 2, "heads": 4, "width": 64},
+    "0.4m": {"layers": 2, "heads": 4, "width": 128},
+    "0.8m": {"layers": 4, "heads": 4, "width": 128},
+    "2m": {"layers": 4, "heads": 6, "width": 192},
+    "10m": {"layers": 6, "heads": 6, "width": 384},
+    # Shapes of Pythia (Biderman et al. 2023) and Llama, named after their size over about 50,000
+    # tokens, each of which these models embed twice.
+    "70m": {"layers": 6, "heads": 8, "width": 512, "tied": False},
+    "160m": {"layers": 12, "heads": 12, "width": 768, "tied": False},
+    "410m": {"layers": 24, "heads": 16, "width": 1024, "tied": False},
+    "1b": {"layers": 16, "heads": 8, "width": 2048, "tied": False},
+    "1.4b": {"layers": 24, "heads": 16, "width": 2048, "tied": False},
+    "2.8b": {"layers": 32, "heads": 32, "width": 2560, "tied": False},
+    "7b": {"layers": 32, "heads": 32, "width": 4096, "ffn_width": 11008, "tied": False},
+}
+
+
+class ModelSettings(Settings):
+    """Size of a model: a ``preset``, or ``layers``, ``heads`` and ``width``.
+
+    What is given besides a preset overrides it. ``vocab_size`` and ``context`` (the longest
+    sequence, in tokens) default to those of the data set (:meth:`for_data`).
+    """
+
+    preset: str | None = None
+    layers: int = Field(default=0, ge=1)
+    width: int = Field(default=0, ge=1)
+    heads: int = Field(default=0, ge=1)
+    kv_heads: int = Field(default=0, ge=0, validate_default=True)
+    ffn_width: int = Field(default=0, ge=0, validate_default=True)
+    vocab_size: int | None = Field(default=None, ge=2)
+    context: int | None = Field(default=None, ge=1)
+    tied: bool = True
+    rope_base: float = Field(default=10_000.0, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _overlay(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        preset = given.get("preset")
+        known = ", ".join(PRESETS)
+        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+            raise ValueError(f"preset: there is no {preset!r}; the presets are {known}")
+        values = {**PRESETS.get(preset or "", {}), **given}
+        missing = [name for name in ("layers", "heads", "width") if name not in values]
+        if missing:
+            raise ValueError(f"{missing[0]}: is missing; set it, or preset to one of {known}")
+        return values
+
+    @field_validator("heads")
+    @classmethod
+    def _even_heads(cls, heads: int, info: ValidationInfo) -> int:
+        width = info.data.get("width")
+        if width is not None and heads > 0 and width % (2 * heads):
+            raise ValueError(f"width {width} is not a multiple of 2 * heads ({2 * heads})")
+        return heads
+
+    @field_validator("kv_heads")
+    @classmethod
+    def _fill_kv_heads(cls, kv_heads: int, info: ValidationInfo) -> int:
+        heads = info.data.get("heads", 0)
+        if kv_heads and heads % kv_heads:
+            raise ValueError(f"heads ({heads}) is not a multiple of it")
+        return kv_heads or heads
+
+    @field_validator("ffn_width")
+    @classmethod
+    def _fill_ffn_width(cls, ffn_width: int, info: ValidationInfo) -> int:
+        # Three matrices of 8/3 the width weigh what two of 4 times the width do.
+        return ffn_width or 32 * math.ceil(info.data.get("width", 0) * 8 / 3 / 32)
+
+    def for_data(self, vocab_size: int, sequence_length: int) -> ModelSettings:
+        """With ``vocab_size`` and ``context`` filled in. ``UserError`` if one is too small."""
+        for field, mine, needed in (
+            ("vocab_size", self.vocab_size, vocab_size),
+            ("context", self.context, sequence_length),
+        ):
+            if mine is not None and mine < needed:
+                raise UserError(f"model.{field} is {mine}, but the data needs {needed} or more")
+        return self.model_copy(
+            update={
+                "vocab_size": self.vocab_size or vocab_size,
+                "context": self.context or sequence_length,
+            }
+        )
+
+
+class LanguageModel(nn.Module):
+    """What the inner loop trains: any module from tokens to logits."""
+
+    context: int
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, T, V] of the token after each of ``tokens`` [B, T]."""
+        raise NotImplementedError
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy in nats a token, of ``tokens`` and ``targets`` [B, T]."""
+        logits = self(tokens)
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), targets.reshape(-1))
+
+
+class Linear(nn.Linear):
+    """Without a bias, and left uninitialised: the model initialises all of itself at once."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Embedding(nn.Embedding):
+    """Left uninitialised, as :class:`Linear` is."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Block(nn.Module):
+    """One layer: attention, then SwiGLU, each on the normalised stream and added to it.
+
+    Queries, keys and values are one product, gate and up projection another: on small models the
+    number of operations counts as much as their size.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = settings.heads, settings.kv_heads
+        width = settings.width
+        self.head_width = width // self.heads
+        self.attention_norm = nn.RMSNorm(width)
+        self.qkv = Linear(width, (self.heads + 2 * self.kv_heads) * self.head_width)
+        self.attention_out = Linear(width, width)
+        self.ffn_norm = nn.RMSNorm(width)
+        self.gate_up = Linear(width, 2 * settings.ffn_width)
+        self.ffn_out = Linear(settings.ffn_width, width)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """From and to [B, T, width]; ``cos`` and ``sin`` are [T, 1, head width / 2]."""
+        x = x + self._attention(self.attention_norm(x), cos, sin)
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
+        return x + self.ffn_out(F.silu(gate) * up)  # type: ignore[no-any-return]
+
+    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        heads = self.qkv(x).view(batch, length, -1, self.head_width)
+        both, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=2)
+        a, b = both.chunk(2, dim=-1)
+        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(v)
+        q, k = torch.split(rotated, [self.heads, self.kv_heads], dim=2)
+        y = F.scaled_dot_product_attention(
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        return self.attention_out(y.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+
+
+class GPT(LanguageModel):
+    """Decoder-only transformer: RMSNorm, rotary positions (Su et al. 2021), SwiGLU, no biases."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, settings: ModelSettings) -> None:
+        """Parameters are uninitialised until :meth:`reset_parameters`."""
+        super().__init__()
+        if settings.vocab_size is None or settings.context is None:
+            raise ValueError("vocab_size or context is unknown: call ModelSettings.for_data")
+        self.settings = settings
+        self.context = settings.context
+        self.embedding = Embedding(settings.vocab_size, settings.width)
+        self.layers = nn.ModuleList(Block(settings) for _ in range(settings.layers))
+        self.norm = nn.RMSNorm(settings.width)
+        self.head = Linear(settings.width, settings.vocab_size)
+        if settings.tied:
+            self.head.weight = self.embedding.weight
+        shape = (self.context, 1, settings.width // settings.heads // 2)
+        self.register_buffer("cos", torch.empty(shape), persistent=False)
+        self.register_buffer("sin", torch.empty(shape), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        if length > self.context:
+            raise ValueError(f"sequence of {length} tokens; the model's context is {self.context}")
+        cos, sin = self.cos[:length], self.sin[:length]
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def reset_parameters(self, seed: int) -> None:
+        """Normal weights of deviation 0.02, less where a layer adds to the residual stream.
+
+        Drawn on the CPU from a generator of their own, so that they are the same on every device
+        and other threads' random numbers stay as they are.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        residual = 0.02 / math.sqrt(2 * self.settings.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(1.0)
+                continue
+            std = residual if name.endswith("_out.weight") else 0.02
+            parameter.copy_(torch.empty(parameter.shape).normal_(std=std, generator=generator))
+        self.reset_rotary()
+
+    @torch.no_grad()
+    def reset_rotary(self) -> None:
+        """Fill the table of rotations, which is neither trained nor saved."""
+        half = self.cos.shape[-1]
+        rates = self.settings.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
+        angles = torch.outer(torch.arange(self.context, dtype=torch.float64), rates)[:, None]
+        self.cos.copy_(angles.cos())
+        self.sin.copy_(angles.sin())
+
+
+def build_model(settings: ModelSettings, seed: int) -> GPT:
+    """A model on the CPU, its parameters a function of ``settings`` and ``seed`` only."""
+    model = GPT(settings)
+    model.reset_parameters(seed)
+    return model
+
+
+def parameter_count(settings: ModelSettings) -> int:
+    """Trainable numbers, tied ones once. Allocates none of them."""
+    with torch.device("meta"):
+        model = GPT(settings)
+    return sum(p.numel() for p in model.parameters())
