@@ -31,6 +31,23 @@ Trainer = Callable[[RunLocalSteps], LocalStepsDone]
 
 
 @dataclass(frozen=True, slots=True)
+class RoundEnds:
+    """Stands for the result of a round that is being trained, or will be."""
+
+    job: RunLocalSteps
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """An event that has not been handled. In order of time, then sequence."""
+
+    time: float
+    sequence: int
+    node: NodeId
+    event: Event | RoundEnds
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One event handled by one node, as observers and traces see it."""
 
@@ -57,6 +74,19 @@ class Dispatcher(ABC):
         self.refusals: Counter[str] = Counter()
         self.finished = False
         self._cut: set[NodeId] = set()  # processes whose link to the parent is down
+
+    @property
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds on the run's clock."""
+
+    @abstractmethod
+    def under_way(self) -> list[Pending]:
+        """All that has not been handled: messages, notices, rounds in training."""
+
+    @abstractmethod
+    def restore(self, pending: list[Pending]) -> None:
+        """Continue where :meth:`under_way` was asked, in place of :meth:`start`."""
 
     @abstractmethod
     def _post(self, delay_s: float, node: NodeId, event: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from halos.core.adaptation import local_steps_for
 from halos.core.leasing import LeasingState
@@ -16,7 +17,7 @@ from halos.core.membership import (
     membership_of,
     session_of,
 )
-from halos.core.messages import Join, Node, NodeId
+from halos.core.messages import Join, Node, NodeId, Role
 from halos.core.server import Server, ServerSettings, ServerState
 from halos.core.tensors import TensorState
 from halos.core.worker import Worker
@@ -61,45 +62,60 @@ class RunPlan:
     server_settings: Callable[[NodeId], ServerSettings]
     tensors: Callable[[NodeId], TensorState]
 
-    def nodes(self) -> dict[NodeId, Node]:
-        """All nodes at the start of the run, in the order in which they are to be started."""
+    def nodes(self, states: Mapping[NodeId, Any] | None = None) -> dict[NodeId, Node]:
+        """All nodes of the run, in the order in which they are to be started.
+
+        ``states`` holds each node's saved state; without it the run is at its start.
+        """
         nodes: dict[NodeId, Node] = {}
         for server in self.topology.servers:
-            nodes |= self.server_nodes(server)
+            nodes |= self.server_nodes(server, states)
         for worker in self.topology.workers:
-            nodes |= self.worker_nodes(worker)
+            nodes |= self.worker_nodes(worker, states)
         return nodes
 
-    def server_nodes(self, place: ServerPlace) -> dict[NodeId, Node]:
+    def server_nodes(
+        self, place: ServerPlace, states: Mapping[NodeId, Any] | None = None
+    ) -> dict[NodeId, Node]:
         """A server, its membership and, unless it is the root, its session with the parent."""
         name, parent = place.name, place.parent
+        saved = states or {}
+        state = saved.get(name) or (self._root_state() if parent is None else None)
         nodes: dict[NodeId, Node] = {
             name: Server(
                 name,
                 self.server_settings(name),
                 self.tensors(name),
                 parent,
-                self._root_state() if parent is None else None,
+                state,
             ),
-            membership_of(name): Membership(name, self.identity, self.membership),
+            membership_of(name): Membership(
+                name, self.identity, self.membership, saved.get(membership_of(name))
+            ),
         }
         if parent is not None:
-            nodes |= self._session(name, parent, "server")
+            nodes |= self._session(name, parent, "server", saved)
         return nodes
 
-    def worker_nodes(self, place: WorkerPlace) -> dict[NodeId, Node]:
-        worker = Worker(place.name, place.parent)
-        return {place.name: worker, **self._session(place.name, place.parent, "worker")}
+    def worker_nodes(
+        self, place: WorkerPlace, states: Mapping[NodeId, Any] | None = None
+    ) -> dict[NodeId, Node]:
+        saved = states or {}
+        worker = Worker(place.name, place.parent, saved.get(place.name))
+        return {place.name: worker, **self._session(place.name, place.parent, "worker", saved)}
 
     def _root_state(self) -> ServerState:
         ledger = Ledger(sections=sections_for(dict(self.samples)))
         return ServerState(leasing=LeasingState(ledger=ledger), ready=True)
 
-    def _session(self, name: NodeId, parent: NodeId, role: str) -> dict[NodeId, Node]:
+    def _session(
+        self, name: NodeId, parent: NodeId, role: Role, saved: Mapping[NodeId, Any]
+    ) -> dict[NodeId, Node]:
         join = Join(
-            role="worker" if role == "worker" else "server",
+            role=role,
             run=self.identity.run,
             model=self.identity.model,
             datasets=self.identity.datasets,
         )
-        return {session_of(name): Session(name, parent, join, self.membership)}
+        session = session_of(name)
+        return {session: Session(name, parent, join, self.membership, saved.get(session))}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from halos.core.messages import (
     DeadlineReached,
@@ -16,15 +15,8 @@ from halos.core.messages import (
     RunLocalSteps,
 )
 from halos.core.tensors import NOTHING
-from halos.runtime.dispatcher import Dispatcher, Trainer
+from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
 from halos.runtime.environment import EnvironmentModel
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnds:
-    """In the heap in place of a round's result, which is computed by then."""
-
-    job: RunLocalSteps
 
 
 def untrained(job: RunLocalSteps) -> LocalStepsDone:
@@ -55,16 +47,22 @@ class VirtualClock(Dispatcher):
         *,
         isolate: bool = False,
         threads: int = 0,
+        now: float = 0.0,
+        sequence: int = 0,
     ) -> None:
         super().__init__(nodes, isolate=isolate)
-        self.now = 0.0
-        self.sequence = 0
+        self._now = now
+        self.sequence = sequence
         self.model = model
         self.trainers = trainers or {}
-        self.pending: list[tuple[float, int, NodeId, Event | RoundEnds]] = []
+        self._heap: list[tuple[float, int, NodeId, Event | RoundEnds]] = []
         self._deadlines: dict[NodeId, float] = {}
         self._pool = ThreadPoolExecutor(threads) if threads else None
         self._futures: dict[int, Future[LocalStepsDone]] = {}
+
+    @property
+    def now(self) -> float:
+        return self._now
 
     def run(self, *, until: float | None = None, events: int | None = None) -> bool:
         """Handle events until the root finishes, a time or a number of events is reached.
@@ -72,8 +70,8 @@ class VirtualClock(Dispatcher):
         Returns whether the run is over; ``False`` also when nothing is left to happen.
         """
         handled = 0
-        while not self.finished and self.pending:
-            if (until is not None and self.pending[0][0] > until) or handled == events:
+        while not self.finished and self._heap:
+            if (until is not None and self._heap[0][0] > until) or handled == events:
                 break
             self.step()
             handled += 1
@@ -81,10 +79,10 @@ class VirtualClock(Dispatcher):
 
     def step(self) -> None:
         """Handle the next event."""
-        time, sequence, name, event = heapq.heappop(self.pending)
+        time, sequence, name, event = heapq.heappop(self._heap)
         if isinstance(event, DeadlineReached) and self._deadlines.get(name) != time:
             return  # the node has since asked for another time
-        self.now = time
+        self._now = time
         if isinstance(event, RoundEnds):
             if name not in self.nodes:
                 return
@@ -99,19 +97,21 @@ class VirtualClock(Dispatcher):
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def restore(self, pending: list[tuple[float, int, NodeId, Event | RoundEnds]]) -> None:
-        """Continue a captured run: what was under way is under way again."""
-        self.pending = pending
-        heapq.heapify(self.pending)
-        for time, sequence, name, event in sorted(pending, key=lambda p: p[:2]):
-            if isinstance(event, RoundEnds):
-                self._submit(sequence, name, event.job)
-            elif isinstance(event, DeadlineReached):
-                self._deadlines[name] = time
+    def under_way(self) -> list[Pending]:
+        return [Pending(*entry) for entry in sorted(self._heap, key=_order)]
+
+    def restore(self, pending: list[Pending]) -> None:
+        self._heap = [(p.time, p.sequence, p.node, p.event) for p in pending]
+        heapq.heapify(self._heap)
+        for entry in pending:
+            if isinstance(entry.event, RoundEnds):
+                self._submit(entry.sequence, entry.node, entry.event.job)
+            elif isinstance(entry.event, DeadlineReached):
+                self._deadlines[entry.node] = entry.time
 
     def _post(self, delay_s: float, node: NodeId, event: Event | RoundEnds) -> None:
         self.sequence += 1
-        heapq.heappush(self.pending, (self.now + delay_s, self.sequence, node, event))
+        heapq.heappush(self._heap, (self._now + delay_s, self.sequence, node, event))
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
         self._post(self.model.compute_s(worker, job.local_steps), worker, RoundEnds(job))
@@ -127,8 +127,8 @@ class VirtualClock(Dispatcher):
         return self.trainers.get(worker, untrained)(job)
 
     def _abandon(self, worker: NodeId) -> None:
-        self.pending = [p for p in self.pending if p[2] != worker]
-        heapq.heapify(self.pending)
+        self._heap = [entry for entry in self._heap if entry[2] != worker]
+        heapq.heapify(self._heap)
 
     def _transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
         return self.model.transfer_s(sender, to, message)
@@ -138,8 +138,12 @@ class VirtualClock(Dispatcher):
         deadline = node.next_deadline() if node is not None else None
         if deadline is None:
             self._deadlines.pop(name, None)
-        elif self._deadlines.get(name) != deadline:
-            self._deadlines[name] = deadline
+        elif self._deadlines.get(name) != max(deadline, self._now):
             self.sequence += 1
-            entry = (max(deadline, self.now), self.sequence, name, DeadlineReached())
-            heapq.heappush(self.pending, entry)
+            time = max(deadline, self._now)
+            self._deadlines[name] = time
+            heapq.heappush(self._heap, (time, self.sequence, name, DeadlineReached()))
+
+
+def _order(entry: tuple[float, int, NodeId, Event | RoundEnds]) -> tuple[float, int]:
+    return entry[0], entry[1]

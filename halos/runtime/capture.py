@@ -1,0 +1,97 @@
+"""The whole state of a run between two events, as JSON values and tensors, and back again.
+
+Taking it copies no server's tensors and stops no worker: what is captured is immutable, and a
+round in training is kept as the order to train it (DESIGN 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cattrs.strategies import configure_tagged_union
+from torch import Tensor
+
+from halos.core.equations import OuterSettings
+from halos.core.messages import Event, Node, NodeId
+from halos.core.server import Server
+from halos.core.state import TorchState
+from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds
+from halos.store.encoding import TensorTable, decoder, encoder, payload_from
+
+
+class WorkerTensors(Protocol):
+    """What a worker keeps between rounds."""
+
+    def capture(self, *, round_start: bool) -> dict[str, Tensor]: ...
+
+    def restore(self, tensors: dict[str, Tensor]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Ready to be written; ``manifest`` refers to ``tensors`` by key."""
+
+    manifest: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTensors]) -> Capture:
+    """All of a run. Call it between two events, in the thread that handles them."""
+    table = TensorTable()
+    encode = encoder(table)
+    configure_tagged_union(Event | RoundEnds, encode, tag_name="type")
+    under_way = driver.under_way()
+    training = {p.node for p in under_way if isinstance(p.event, RoundEnds)}
+    manifest = {
+        "now": driver.now,
+        "sequence": sequence,
+        "nodes": {name: encode.unstructure(_state(node)) for name, node in driver.nodes.items()},
+        "servers": {
+            name: {
+                "step": node.tensors.step,
+                "parts": {k: table.add_payload(v) for k, v in node.tensors.capture().items()},
+            }
+            for name, node in driver.nodes.items()
+            if isinstance(node, Server) and isinstance(node.tensors, TorchState)
+        },
+        "workers": {
+            name: {
+                key: table.add(tensor)
+                for key, tensor in worker.capture(round_start=name in training).items()
+            }
+            for name, worker in workers.items()
+        },
+        "under_way": encode.unstructure(under_way, unstructure_as=list[Pending]),
+    }
+    return Capture(manifest, table.tensors)
+
+
+def node_states(capture: Capture, nodes: Mapping[NodeId, Node]) -> dict[NodeId, Any]:
+    """The saved state of each of ``nodes``, which serve as examples of their kinds."""
+    decode = decoder(capture.tensors)
+    saved = capture.manifest["nodes"]
+    return {name: decode.structure(saved[name], type(_state(n))) for name, n in nodes.items()}
+
+
+def server_tensors(capture: Capture, server: NodeId, settings: OuterSettings) -> TorchState:
+    saved = capture.manifest["servers"][server]
+    parts = {k: payload_from(keys, capture.tensors) for k, keys in saved["parts"].items()}
+    return TorchState.restore(parts, settings, step=saved["step"])
+
+
+def worker_tensors(capture: Capture, worker: NodeId) -> dict[str, Tensor]:
+    saved = capture.manifest["workers"][worker]
+    return {name: capture.tensors[key] for name, key in saved.items()}
+
+
+def under_way(capture: Capture) -> list[Pending]:
+    decode = decoder(capture.tensors)
+    configure_tagged_union(Event | RoundEnds, decode, tag_name="type")
+    pending: list[Pending] = decode.structure(capture.manifest["under_way"], list[Pending])
+    return pending
+
+
+def _state(node: Node) -> Any:
+    return node.state  # type: ignore[attr-defined]

@@ -1,0 +1,1 @@
+"""The room that keeps: snapshots on disk, and the form in which state is written there."""

@@ -1,0 +1,129 @@
+"""Snapshots on disk: whole or not there, the newest good one found again, one writer a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from halos.errors import UserError
+
+log = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+TENSORS = "tensors.safetensors"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What :func:`write` was given, read back."""
+
+    path: Path
+    manifest: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for one writer. Raises ``UserError`` when another process holds it.
+
+    The lock goes with the process that holds it, however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"{folder}: this run directory is in use by process {file.read().strip()}; stop "
+                "that run first, or give this one another run.directory"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def write(
+    folder: Path,
+    number: int,
+    manifest: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    *,
+    keep: int,
+) -> Path:
+    """Write snapshot ``number`` into ``folder`` and remove all but the last ``keep``.
+
+    It appears under its name only once all of it is on disk. Raises ``UserError`` when the disk
+    is full or may not be written; snapshots from before stay.
+    """
+    path = folder / f"{number:08d}"
+    building = folder / f".building-{path.name}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(".building-*"):
+            shutil.rmtree(leftover)
+        building.mkdir()
+        save_file({key: t.contiguous() for key, t in tensors.items()}, building / TENSORS)
+        document = {**manifest, "tensors_sha256": _digest(building / TENSORS)}
+        (building / MANIFEST).write_text(json.dumps(document))
+        for file in (building / TENSORS, building / MANIFEST, building):
+            _sync(file)
+        building.rename(path)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(building, ignore_errors=True)
+        raise UserError(
+            f"{folder}: the checkpoint cannot be written ({error}); make room there, or set "
+            "run.directory to another disk, and resume from the last one"
+        ) from error
+    for old in numbered(folder)[:-keep]:
+        shutil.rmtree(old)
+    return path
+
+
+def newest(folder: Path) -> Snapshot:
+    """The newest snapshot that is whole; a line of warning for each newer one that is not.
+
+    Raises ``UserError`` when there is none.
+    """
+    for path in reversed(numbered(folder)):
+        try:
+            manifest = json.loads((path / MANIFEST).read_text())
+            if _digest(path / TENSORS) != manifest.pop("tensors_sha256"):
+                raise ValueError("its tensors are not those that were written")
+            return Snapshot(path, manifest, load_file(path / TENSORS))
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            log.warning("%s is damaged (%s): taking the one before", path, error)
+    raise UserError(f"{folder}: there is no checkpoint here; train without --resume first")
+
+
+def numbered(folder: Path) -> list[Path]:
+    """The snapshots of a folder, oldest first."""
+    return sorted(path for path in folder.glob("[0-9]" * 8) if path.is_dir())
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
