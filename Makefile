@@ -50,6 +50,7 @@ test-all: setup
 
 lint: setup
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

@@ -1,0 +1,61 @@
+"""The command line ``halos``. Each command is a function in a module of its own.
+
+Nothing here, and nothing at the top of a command's module, may import torch: ``halos --help``
+answers at once, and only a command that computes pays for what it computes with.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from coordinator.init import init
+from halos.errors import ExitCode, UserError
+
+EXIT_CODES = "Exit codes:\n\n" + "\n\n".join(f"{code.value}  {code.help}" for code in ExitCode)
+
+app = typer.Typer(
+    name="halos",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    epilog=EXIT_CODES,
+)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"halos {version('halos')}")
+        raise typer.Exit
+
+
+@app.callback()
+def halos(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Show the version.", callback=show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Train one language model on accelerators in several places, over slow networks."""
+
+
+app.command()(init)
+
+
+def main() -> None:
+    """Run a command; a user's mistake is one line on standard error, never a traceback."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(ExitCode.USER)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

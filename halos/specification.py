@@ -1,0 +1,311 @@
+"""The specification of a run: one TOML file, and all that follows from it.
+
+Each section is a settings class. Those of a part that exists elsewhere live beside it; the rest,
+and what ties the sections together, is here. Relative paths start at the file's folder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+
+from halos.core.equations import OuterSettings
+from halos.core.membership import MembershipSettings
+from halos.core.settings import Settings
+from halos.reading import read_settings
+from halos.training.data import DataSettings
+from halos.training.inner import InnerSettings
+from halos.training.model import ModelSettings
+
+ROOT = "root"
+"""Name of the root of the tree, the global parameter server."""
+
+
+def from_the_files_folder(path: Path, info: ValidationInfo) -> Path:
+    folder = (info.context or {}).get("folder")
+    return Path(folder, path.expanduser()) if folder is not None else path
+
+
+def data_from_the_files_folder(data: DataSettings, info: ValidationInfo) -> DataSettings:
+    files = {"train": data.train, "validation": data.validation}
+    return data.model_copy(
+        update={field: file and from_the_files_folder(file, info) for field, file in files.items()}
+    )
+
+
+def a_plain_name(name: str) -> str:
+    if not name or name != name.strip() or not name.isprintable() or set(name) & set("/.\\"):
+        raise ValueError(f"{name!r} is not allowed; give a name without dots and slashes")
+    return name
+
+
+def one_speed_each(workers: Any) -> Any:
+    """A number of workers stands for as many of equal speed."""
+    if isinstance(workers, bool) or not isinstance(workers, int):
+        return workers
+    if workers < 0:
+        raise ValueError(f"{workers} is not allowed; give a whole number of at least 0")
+    return (1.0,) * workers
+
+
+FilePath = Annotated[Path, AfterValidator(from_the_files_folder)]
+PlainName = Annotated[str, AfterValidator(a_plain_name)]
+Workers = Annotated[
+    tuple[Annotated[float, Field(gt=0)], ...],
+    BeforeValidator(one_speed_each, json_schema_input_type=int | list[float]),
+]
+
+
+class RunTable(Settings):
+    """``directory`` holds checkpoints and results; by default ``runs/NAME`` beside the file."""
+
+    name: PlainName = Field(description='the run a name, such as name = "first"')
+    seed: int = Field(default=0, ge=0, lt=2**64)
+    directory: FilePath = Path()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_directory(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(given.get("name"), str):
+            return {"directory": Path("runs", given["name"]), **given}
+        return given
+
+
+class OuterTable(Settings):
+    """An outer optimizer. What is left out comes from the preset."""
+
+    rate: float | None = Field(default=None, gt=0)  # as papers quote it
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    momentum_delay: int | None = Field(default=None, ge=1)
+    momentum_share: float | None = Field(default=None, ge=0, le=1)
+
+
+class SyncTable(Settings):
+    """How often and how models meet. What is left out comes from the preset."""
+
+    preset: Literal["paper", "single"] | None = None
+    local_steps: int | None = Field(default=None, ge=1)
+    accumulation: int | None = Field(default=None, ge=1)
+    merge_weight: float | None = Field(default=None, gt=0, le=1)
+    in_flight: Literal["drop", "carry"] | None = None
+    local: OuterTable = OuterTable()
+    root: OuterTable = Field(default=OuterTable(), alias="global")
+
+
+class ResolvedSync(Settings):
+    """A :class:`SyncTable` with nothing left open. ``local`` governs every server but the root."""
+
+    local_steps: int
+    accumulation: int
+    merge_weight: float
+    in_flight: Literal["drop", "carry"]
+    local: OuterSettings
+    root: OuterSettings
+
+
+PRESETS: Mapping[str, ResolvedSync] = {
+    # HALoS (arXiv 2506.04531), section 5.
+    "paper": ResolvedSync(
+        local_steps=8,
+        accumulation=32,
+        merge_weight=0.25,
+        in_flight="drop",
+        local=OuterSettings(rate=0.2, momentum=0.9, momentum_delay=16),
+        root=OuterSettings(rate=0.15, momentum=0.5, momentum_delay=2),
+    ),
+    # Nobody to average with: every round counts in full, and the run equals a plain local loop.
+    "single": ResolvedSync(
+        local_steps=8,
+        accumulation=1,
+        merge_weight=1.0,
+        in_flight="carry",
+        local=OuterSettings(rate=1.0),
+        root=OuterSettings(rate=1.0),
+    ),
+}
+
+
+def preset_for(table: SyncTable, workers: int) -> str:
+    """The preset named, or ``single`` for a run of one worker, or ``paper``."""
+    return table.preset or ("single" if workers == 1 else "paper")
+
+
+def resolve_sync(table: SyncTable, workers: int) -> ResolvedSync:
+    """Fill what ``table`` leaves open from the preset; ``workers``: how many the run has."""
+    filled = PRESETS[preset_for(table, workers)].model_dump()
+    given = table.model_dump(exclude_none=True, exclude={"preset"})
+    for tier in ("local", "root"):
+        given[tier] = filled[tier] | given[tier]
+    return ResolvedSync.model_validate(filled | given)
+
+
+class TrainingTable(Settings):
+    """How much is trained. ``global_batch`` paces the learning rate: samples an iteration."""
+
+    batch_size: int = Field(default=8, ge=1)  # samples a local step of one worker
+    local_steps_total: int | None = Field(default=None, ge=1)  # of all workers together
+    epochs: float | None = Field(default=None, gt=0)
+    global_batch: int | None = Field(default=None, ge=1)
+    lease_horizon_s: float = Field(default=30.0, gt=0)
+    lease_block: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if self.local_steps_total is not None and self.epochs is not None:
+            raise ValueError(
+                f"epochs: {self.epochs:g} is given beside local_steps_total = "
+                f"{self.local_steps_total}; keep one of the two"
+            )
+        return self
+
+
+class RootTable(Settings):
+    """Workers that belong to no region."""
+
+    workers: Workers = ()
+
+
+class RegionTable(Settings):
+    """A local parameter server and its workers. ``parent`` names the region above it, if any."""
+
+    name: PlainName = Field(description='every region a name, such as name = "eu"')
+    workers: Workers = ()
+    parent: str | None = None
+
+
+class MembershipTable(MembershipSettings):
+    """When somebody silent is given up. A heartbeat interval of 0 switches heartbeats off."""
+
+    drain_timeout_s: float = Field(default=300.0, gt=0)
+
+    @model_validator(mode="after")
+    def _two_heartbeats_may_be_lost(self) -> Self:
+        if self.heartbeat_timeout_s <= 2 * self.heartbeat_interval_s:
+            raise ValueError(
+                f"heartbeat_timeout_s: {self.heartbeat_timeout_s:g} is not allowed; give more than "
+                f"twice heartbeat_interval_s, which is {self.heartbeat_interval_s:g}"
+            )
+        return self
+
+
+class CheckpointTable(Settings):
+    """How often the whole run is saved, and how many of these are kept."""
+
+    every_s: float = Field(default=60.0, gt=0)
+    keep: int = Field(default=3, ge=1)
+
+
+class EvaluationTable(Settings):
+    """How often the root's model is tried on ``batches`` of the validation set."""
+
+    every_s: float = Field(default=15.0, gt=0)
+    batches: int = Field(default=16, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlace:
+    """A parameter server's place in the tree; ``parent`` is ``None`` for the root."""
+
+    id: str
+    parent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """A worker's place in the tree, and its speed relative to the others'."""
+
+    id: str
+    server: str
+    speed: float
+
+
+class RunSpecification(Settings):
+    """Everything that a run is started with."""
+
+    run: RunTable = Field(description='a section [run] with name = "..."')
+    model: ModelSettings = ModelSettings(preset="0.1m")
+    data: Annotated[DataSettings, AfterValidator(data_from_the_files_folder)] = DataSettings()
+    inner: InnerSettings = InnerSettings()
+    sync: SyncTable = SyncTable()
+    training: TrainingTable = TrainingTable()
+    root: RootTable = RootTable()
+    regions: tuple[RegionTable, ...] = ()
+    membership: MembershipTable = MembershipTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    evaluation: EvaluationTable = EvaluationTable()
+
+    @model_validator(mode="after")
+    def _a_tree(self) -> Self:
+        parents: dict[str, str] = {}
+        for region in self.regions:
+            if region.name == ROOT or region.name in parents:
+                raise ValueError(f'[[regions]] "{region.name}" name: is taken; give another')
+            parents[region.name] = region.parent or ROOT
+        for name, parent in parents.items():
+            if parent != ROOT and parent not in parents:
+                raise ValueError(
+                    f'[[regions]] "{name}" parent: there is no region "{parent}"; give one of '
+                    f"{', '.join(sorted(parents.keys() - {name})) or ROOT}"
+                )
+            if ROOT not in line_of(name, parents):
+                raise ValueError(
+                    f'[[regions]] "{name}" parent: "{parent}" is below "{name}"; a tree has no loop'
+                )
+        if not self.workers:
+            raise ValueError("[[regions]] workers: there are none; give at least one worker")
+        return self
+
+    @property
+    def servers(self) -> tuple[ServerPlace, ...]:
+        """All parameter servers: the root first, a parent before its children."""
+        parents = {region.name: region.parent or ROOT for region in self.regions}
+        order = sorted(parents, key=lambda name: len(line_of(name, parents)))
+        return ServerPlace(ROOT, None), *(ServerPlace(name, parents[name]) for name in order)
+
+    @property
+    def workers(self) -> tuple[WorkerPlace, ...]:
+        """All workers: the root's own, then each region's in the file's order."""
+        return tuple(
+            WorkerPlace(f"{server}/{index}", server, speed)
+            for server, speeds in [(ROOT, self.root.workers)]
+            + [(region.name, region.workers) for region in self.regions]
+            for index, speed in enumerate(speeds)
+        )
+
+    @property
+    def resolved_sync(self) -> ResolvedSync:
+        return resolve_sync(self.sync, len(self.workers))
+
+    @property
+    def global_batch(self) -> int:
+        """Samples an iteration of the learning-rate schedule; by default a local step of all."""
+        return self.training.global_batch or self.training.batch_size * len(self.workers)
+
+    def total_samples(self, dataset_samples: int) -> int:
+        """Samples that the whole run trains on, over a training set of ``dataset_samples``."""
+        if self.training.local_steps_total is not None:
+            return self.training.local_steps_total * self.training.batch_size
+        epochs = 1.0 if self.training.epochs is None else self.training.epochs
+        return max(1, round(epochs * dataset_samples))
+
+    def iterations(self, dataset_samples: int) -> int:
+        """Length of the learning-rate schedule."""
+        return max(1, math.ceil(self.total_samples(dataset_samples) / self.global_batch))
+
+
+def line_of(name: str, parents: Mapping[str, str]) -> list[str]:
+    """``name`` and all above it; without the root when the line runs in a circle."""
+    line = [name]
+    while line[-1] in parents and parents[line[-1]] not in line:
+        line.append(parents[line[-1]])
+    return line
+
+
+def load_specification(path: Path) -> RunSpecification:
+    """Read and check a specification. Raises ``UserError``: one sentence that names the field."""
+    return read_settings(path, RunSpecification)

@@ -1,0 +1,225 @@
+"""What a specification says, and what follows from it."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from coordinator.init import TEMPLATE
+from halos.core.equations import OuterSettings
+from halos.reading import known_names, settings_in
+from halos.specification import (
+    PRESETS,
+    OuterTable,
+    RunSpecification,
+    ServerPlace,
+    SyncTable,
+    WorkerPlace,
+    load_specification,
+    resolve_sync,
+)
+
+
+def specification(**sections: Any) -> RunSpecification:
+    given = {"run": {"name": "test"}, "regions": [{"name": "us", "workers": 2}]} | sections
+    return RunSpecification.model_validate(given)
+
+
+# ---------------------------------------------------------------- the presets of [sync]
+
+
+def test_the_papers_settings() -> None:
+    sync = resolve_sync(SyncTable(), workers=16)
+    assert (sync.local_steps, sync.accumulation, sync.merge_weight) == (8, 32, 0.25)
+    assert sync.in_flight == "drop"
+    assert sync.local == OuterSettings(rate=0.2, momentum=0.9, momentum_delay=16, momentum_share=0)
+    assert sync.root == OuterSettings(rate=0.15, momentum=0.5, momentum_delay=2, momentum_share=0)
+    assert sync.local.scaled_rate == pytest.approx(3.2)
+    assert sync == PRESETS["paper"]
+
+
+def test_one_worker_in_all_is_single() -> None:
+    sync = resolve_sync(SyncTable(), workers=1)
+    assert (sync.accumulation, sync.merge_weight, sync.in_flight) == (1, 1.0, "carry")
+    assert sync.local == sync.root == OuterSettings(rate=1, momentum=0, momentum_delay=1)
+    assert sync == PRESETS["single"]
+
+
+def test_the_preset_named_is_taken_whatever_the_number_of_workers() -> None:
+    assert resolve_sync(SyncTable(preset="paper"), workers=1) == PRESETS["paper"]
+    assert resolve_sync(SyncTable(preset="single"), workers=16) == PRESETS["single"]
+
+
+@pytest.mark.parametrize("workers", [1, 16])
+def test_what_the_user_set_wins_and_the_rest_is_the_presets(workers: int) -> None:
+    table = SyncTable(accumulation=4, **{"global": OuterTable(momentum=0.7)})
+    preset = PRESETS["single" if workers == 1 else "paper"]
+    expected = preset.model_copy(
+        update={"accumulation": 4, "root": preset.root.model_copy(update={"momentum": 0.7})}
+    )
+    assert resolve_sync(table, workers) == expected
+
+
+def test_setting_a_value_of_the_preset_again_changes_nothing() -> None:
+    assert resolve_sync(SyncTable(in_flight="drop", merge_weight=0.25), 2) == PRESETS["paper"]
+
+
+# ---------------------------------------------------------------- the tree
+
+
+def test_workers_are_numbered_within_their_server() -> None:
+    run = specification(
+        regions=[{"name": "us", "workers": 2}, {"name": "eu", "workers": [1.0, 0.5]}],
+        root={"workers": 1},
+    )
+    assert run.workers == (
+        WorkerPlace("root/0", "root", 1.0),
+        WorkerPlace("us/0", "us", 1.0),
+        WorkerPlace("us/1", "us", 1.0),
+        WorkerPlace("eu/0", "eu", 1.0),
+        WorkerPlace("eu/1", "eu", 0.5),
+    )
+
+
+def test_servers_come_after_their_parents() -> None:
+    run = specification(
+        regions=[
+            {"name": "rack", "workers": 1, "parent": "row"},
+            {"name": "row", "parent": "us"},
+            {"name": "us"},
+            {"name": "eu", "workers": 1, "parent": "root"},
+        ]
+    )
+    assert run.servers == (
+        ServerPlace("root", None),
+        ServerPlace("us", "root"),
+        ServerPlace("eu", "root"),
+        ServerPlace("row", "us"),
+        ServerPlace("rack", "row"),
+    )
+
+
+def test_all_workers_may_sit_at_the_root() -> None:
+    run = specification(regions=[], root={"workers": [0.5, 1]})
+    assert run.servers == (ServerPlace("root", None),)
+    assert [worker.id for worker in run.workers] == ["root/0", "root/1"]
+
+
+# ---------------------------------------------------------------- how much
+
+
+def test_length_in_local_steps() -> None:
+    run = specification(training={"local_steps_total": 100, "batch_size": 4})
+    assert run.total_samples(dataset_samples=7) == 400
+    assert run.global_batch == 8
+    assert run.iterations(dataset_samples=7) == 50
+
+
+def test_length_in_epochs() -> None:
+    run = specification(training={"epochs": 1.5, "global_batch": 100})
+    assert run.total_samples(dataset_samples=1001) == 1502
+    assert run.iterations(dataset_samples=1001) == 16
+
+
+def test_one_epoch_unless_said_otherwise() -> None:
+    assert specification().total_samples(dataset_samples=1001) == 1001
+
+
+def test_the_papers_run() -> None:
+    run = specification(
+        regions=[{"name": f"r{region}", "workers": 4} for region in range(4)],
+        training={"local_steps_total": 98_304, "batch_size": 64},
+    )
+    assert (run.global_batch, run.iterations(dataset_samples=10**9)) == (1024, 6144)
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_paths_start_at_the_files_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    text = '[run]\nname = "a"\n{}\n[root]\nworkers = 1\n[data]\ndtype = "uint8"\nvocab_size = 9\n'
+    text += 'train = "train.bin"\nvalidation = "/elsewhere/v.bin"\n'
+    path.write_text(text.format(""))
+    run = load_specification(path)
+    assert run.run.directory == tmp_path / "runs" / "a"
+    assert run.data.train == tmp_path / "train.bin"
+    assert run.data.validation == Path("/elsewhere/v.bin")
+    path.write_text(text.format('directory = "out"'))
+    assert load_specification(path).run.directory == tmp_path / "out"
+
+
+def test_a_specification_survives_being_written_down() -> None:
+    run = specification(sync={"global": {"rate": 0.3}}, training={"epochs": 2})
+    text = run.model_dump_json(by_alias=True)
+    assert RunSpecification.model_validate_json(text) == run
+
+
+def test_a_specification_does_not_change() -> None:
+    with pytest.raises(ValidationError):
+        specification().run.seed = 1  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------- what `halos init` writes
+
+
+def test_the_template_sets_nothing_but_defaults(tmp_path: Path) -> None:
+    written = load_specification(TEMPLATE)
+    regions = [("us", 3), ("eu", 3), ("ap", 2)]
+    expected = RunSpecification.model_validate(
+        {
+            "run": {"name": "first", "directory": TEMPLATE.parent / "runs/first"},
+            "regions": [{"name": name, "workers": workers} for name, workers in regions],
+            "training": {"epochs": 1.0},
+        }
+    )
+    assert written == expected
+
+
+COMMENTED = re.compile(r"^# (\w+ = .*)$", re.MULTILINE)
+
+
+def test_the_template_names_every_field() -> None:
+    text = COMMENTED.sub(r"\1", TEMPLATE.read_text())
+    # Both lengths and two regions' fields are now there, so it is TOML but no specification.
+    missing = list(unnamed(RunSpecification, tomllib.loads(text), ""))
+    assert missing == []
+
+
+def unnamed(owner: type[BaseModel], table: Any, path: str) -> Iterator[str]:
+    for name in known_names(owner):
+        below = settings_in(owner, name)
+        if name not in table:
+            yield f"{path}{name}"
+        elif below is not None:
+            value = table[name][-1] if isinstance(table[name], list) else table[name]
+            yield from unnamed(below, value, f"{path}{name}.")
+
+
+@pytest.mark.parametrize("line", COMMENTED.findall(TEMPLATE.read_text()))
+def test_what_the_template_leaves_commented_out_is_right(tmp_path: Path, line: str) -> None:
+    alone = {"local_steps_total": ["epochs"], "train": [], "validation": []}
+    field = line.split()[0]
+    text = TEMPLATE.read_text().replace(f"# {line}", line, 1)
+    for other in alone.get(field, []):
+        text = re.sub(rf"^{other} = .*$", "", text, flags=re.MULTILINE)
+    if field in ("train", "validation"):
+        text = COMMENTED.sub(lambda m: m[1] if m[1].startswith(("train", "valid")) else m[0], text)
+        text = text.replace('dataset = "python-stdlib"', "")
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    load_specification(path)
+
+
+def test_the_template_shows_the_papers_values_of_sync(tmp_path: Path) -> None:
+    text = TEMPLATE.read_text()
+    start, end = text.index("[sync]"), text.index("[membership]")
+    path = tmp_path / "run.toml"
+    path.write_text(text[:start] + COMMENTED.sub(r"\1", text[start:end]) + text[end:])
+    assert load_specification(path).resolved_sync == PRESETS["paper"]
