@@ -25,7 +25,7 @@ from halos.core.messages import (
     Tell,
     Told,
 )
-from halos.runtime.topology import ROOT
+from halos.core.topology import ROOT
 
 Trainer = Callable[[RunLocalSteps], LocalStepsDone]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from pydantic import Field, model_validator
 
 from halos.core.messages import Message, NodeId
 from halos.core.settings import Settings
-from halos.runtime.topology import ROOT, ServerPlace, Topology, WorkerPlace
+from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 
 TIE_BREAK_S = 1e-9  # a worker's round ends this much later for each worker before it
 
@@ -87,24 +87,43 @@ class Environment(Settings):
         return EnvironmentModel(self, topology)
 
 
-class EnvironmentModel:
-    """How long things take for the nodes of one topology. Times in seconds."""
+class TimeModel(Protocol):
+    """How long things take on the virtual clock, in seconds."""
+
+    def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float: ...
+
+    def compute_s(self, worker: NodeId, local_steps: int) -> float: ...
+
+
+class UniformTime:
+    """Messages take no time; a local step takes ``step_s`` on the fastest worker."""
+
+    def __init__(self, topology: Topology, *, step_s: float = 1e-3) -> None:
+        fastest = max(w.speed for w in topology.workers)
+        self._step_s = {w.name: step_s / (w.speed / fastest) for w in topology.workers}
+        self._tie_s = {w.name: i * TIE_BREAK_S for i, w in enumerate(topology.workers)}
+
+    def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
+        return 0.0
+
+    def compute_s(self, worker: NodeId, local_steps: int) -> float:
+        return self._step_s[worker] * local_steps + self._tie_s[worker]
+
+
+class EnvironmentModel(UniformTime):
+    """How long things take in an environment, for the nodes of one topology."""
 
     def __init__(self, environment: Environment, topology: Topology) -> None:
+        super().__init__(topology, step_s=environment.step_ms / 1e3)
         self._environment = environment
         region = {r.name: i for i, r in enumerate(environment.regions)}
         root = region[environment.root_region]
         self._site: dict[NodeId, int] = {ROOT: root}
         for server in topology.servers[1:]:
             self._site[server.name] = region.get(server.name, root)
-        fastest = max(w.speed for w in topology.workers)
-        self._step_s: dict[NodeId, float] = {}
-        self._tie_s: dict[NodeId, float] = {}
-        for index, worker in enumerate(topology.workers):
+        for worker in topology.workers:
             home = worker.name.rpartition("/")[0]
             self._site[worker.name] = region.get(home, self._site.get(worker.parent, root))
-            self._step_s[worker.name] = environment.step_ms / (worker.speed / fastest) / 1e3
-            self._tie_s[worker.name] = index * TIE_BREAK_S
         self._bulk_s = self._transfer_table(environment)
 
     def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
@@ -117,9 +136,6 @@ class EnvironmentModel:
         if getattr(message, "payload", None) is None:
             return latency
         return latency + self._bulk_s[here][there]
-
-    def compute_s(self, worker: NodeId, local_steps: int) -> float:
-        return self._step_s[worker] * local_steps + self._tie_s[worker]
 
     @staticmethod
     def _transfer_table(environment: Environment) -> list[list[float]]:

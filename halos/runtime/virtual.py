@@ -16,7 +16,7 @@ from halos.core.messages import (
 )
 from halos.core.tensors import NOTHING
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
-from halos.runtime.environment import EnvironmentModel
+from halos.runtime.environment import TimeModel
 
 
 def untrained(job: RunLocalSteps) -> LocalStepsDone:
@@ -42,7 +42,7 @@ class VirtualClock(Dispatcher):
     def __init__(
         self,
         nodes: dict[NodeId, Node],
-        model: EnvironmentModel,
+        model: TimeModel,
         trainers: dict[NodeId, Trainer] | None = None,
         *,
         isolate: bool = False,

@@ -1,4 +1,4 @@
-"""Who is whose child: the tree of servers and workers, and the nodes that it consists of."""
+"""The nodes that a run consists of, and what they all agree on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from halos.core.adaptation import local_steps_for
 from halos.core.leasing import LeasingState
 from halos.core.ledger import Ledger, sections_for
 from halos.core.membership import (
@@ -20,35 +19,8 @@ from halos.core.membership import (
 from halos.core.messages import Join, Node, NodeId, Role
 from halos.core.server import Server, ServerSettings, ServerState
 from halos.core.tensors import TensorState
+from halos.core.topology import ServerPlace, Topology, WorkerPlace
 from halos.core.worker import Worker
-
-ROOT = "root"
-
-
-@dataclass(frozen=True)
-class ServerPlace:
-    name: NodeId
-    parent: NodeId | None
-
-
-@dataclass(frozen=True)
-class WorkerPlace:
-    name: NodeId
-    parent: NodeId
-    speed: float = 1.0  # relative
-
-
-@dataclass(frozen=True)
-class Topology:
-    """A tree. Parents come before their children; the first server is the root."""
-
-    servers: tuple[ServerPlace, ...]
-    workers: tuple[WorkerPlace, ...]
-
-    def local_steps(self, local_steps: int) -> dict[NodeId, int]:
-        """H of every worker, so that rounds take about equally long."""
-        fastest = max(w.speed for w in self.workers)
-        return {w.name: local_steps_for(local_steps, w.speed, fastest) for w in self.workers}
 
 
 @dataclass(frozen=True)
