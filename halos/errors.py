@@ -27,3 +27,7 @@ class ExitCode(IntEnum):
     BUG = 1, "a fault of halos itself, with a traceback to report"
     USER = 2, "a mistake in the command, the specification or a file, named in one sentence"
     INTERRUPTED = 130, "interrupted before there was anything to save"
+
+
+class Interrupted(Exception):  # noqa: N818  nothing went wrong
+    """A round in training was told to stop; it can be done again from its start."""

@@ -159,7 +159,8 @@ def remedy(details: ErrorDetails, place: Place) -> str:
         return f"{shown(value)} is not allowed; give a finite number"
     family = kind.split("_", 1)[0]
     if family in KINDS:
-        return f"{shown(value)} is not allowed; give {KINDS[family]}"
+        wanted = KINDS[family] if place.field or family == "model" else f"tables: [{place.table}]"
+        return f"{shown(value)} is not allowed; give {wanted}"
     return f"{shown(value)} is not allowed: {details['msg']}"
 
 

@@ -17,13 +17,16 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, mod
 from halos.core.equations import OuterSettings
 from halos.core.membership import MembershipSettings
 from halos.core.settings import Settings
+from halos.errors import UserError
 from halos.reading import read_settings
 from halos.training.data import DataSettings
-from halos.training.inner import InnerSettings
 from halos.training.model import ModelSettings
+from halos.training.optimizer import InnerSettings
 
 ROOT = "root"
 """Name of the root of the tree, the global parameter server."""
+WARMUP_SHARE = 300 / 6144
+"""Of the learning-rate schedule, as in the paper."""
 
 
 def from_the_files_folder(path: Path, info: ValidationInfo) -> Path:
@@ -40,7 +43,7 @@ def data_from_the_files_folder(data: DataSettings, info: ValidationInfo) -> Data
 
 def a_plain_name(name: str) -> str:
     if not name or name != name.strip() or not name.isprintable() or set(name) & set("/.\\"):
-        raise ValueError(f"{name!r} is not allowed; give a name without dots and slashes")
+        raise ValueError(f'"{name}" is not allowed; give a name without dots and slashes')
     return name
 
 
@@ -296,6 +299,21 @@ class RunSpecification(Settings):
     def iterations(self, dataset_samples: int) -> int:
         """Length of the learning-rate schedule."""
         return max(1, math.ceil(self.total_samples(dataset_samples) / self.global_batch))
+
+    def inner_for(self, dataset_samples: int) -> InnerSettings:
+        """``inner`` with the schedule as long as the run, where the user did not set its length.
+
+        Raises ``UserError`` if the warm-up that the user set is longer than that.
+        """
+        given = self.inner.model_dump(exclude_unset=True)
+        total = given.setdefault("total_iterations", self.iterations(dataset_samples))
+        warmup = given.setdefault("warmup_iterations", round(WARMUP_SHARE * total))
+        if warmup > total:
+            raise UserError(
+                f"[inner] warmup_iterations: {warmup} is not allowed; give at most {total}, "
+                "the iterations of the whole run"
+            )
+        return InnerSettings.model_validate(given)
 
 
 def line_of(name: str, parents: Mapping[str, str]) -> list[str]:

@@ -33,7 +33,7 @@ MISTAKES = {
     "unknown table of sync": (
         "[run]",
         "[sync.globl]\n[run]",
-        "[sync] globl: no such field; did you mean global?",
+        "[sync] globl: no such field; did you mean global or local?",
     ),
     "misspelt name of a region": (
         'name = "eu"',
@@ -48,13 +48,12 @@ MISTAKES = {
     "empty name": (
         'name = "eu"',
         'name = ""',
-        "[[regions]] number 2 name: '' is not allowed; give a name without dots and slashes",
+        '[[regions]] number 2 name: "" is not allowed; give a name without dots and slashes',
     ),
     "slash in a name": (
         'name = "eu"',
         'name = "eu/west"',
-        "[[regions]] \"eu/west\" name: 'eu/west' is not allowed; "
-        "give a name without dots and slashes",
+        '[[regions]] "eu/west" name: "eu/west" is not allowed; give a name without dots',
     ),
     "two of a name": ('"eu"', '"us"', '[[regions]] "us" name: is taken; give another'),
     "the root's name": ('"eu"', '"root"', '[[regions]] "root" name: is taken; give another'),
@@ -131,8 +130,7 @@ MISTAKES = {
     "time-out shorter than two heartbeats": (
         "[run]",
         "[membership]\nheartbeat_interval_s = 20\n[run]",
-        "[membership] heartbeat_timeout_s: 30 is not allowed; give more than twice "
-        "heartbeat_interval_s, which is 20",
+        "[membership] heartbeat_timeout_s: 30 is not allowed; give more than twice",
     ),
     "no name": (
         'name = "test"',
@@ -184,7 +182,9 @@ def test_nobody_to_train(tmp_path: Path) -> None:
 
 
 def test_a_loop_of_regions(tmp_path: Path) -> None:
-    loop = GOOD.replace('"us"', '"us"\nparent = "eu"').replace('name = "eu"', 'name="eu"\nparent="us"')
+    loop = GOOD.replace('"us"', '"us"\nparent = "eu"').replace(
+        'name = "eu"', 'name="eu"\nparent="us"'
+    )
     assert complaint(write(tmp_path, loop)) == (
         '[[regions]] "us" parent: "eu" is below "us"; a tree has no loop'
     )
@@ -192,7 +192,7 @@ def test_a_loop_of_regions(tmp_path: Path) -> None:
 
 def test_one_table_where_several_may_stand(tmp_path: Path) -> None:
     said = complaint(write(tmp_path, '[run]\nname = "a"\n[regions]\nname = "us"\nworkers = 1'))
-    assert said.startswith("[regions]: ") and said.endswith("give a list of tables: [[regions]]")
+    assert said.startswith("[regions]: ") and said.endswith("give tables: [[regions]]")
 
 
 def test_a_line_that_is_not_toml(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from coordinator.init import TEMPLATE
 from halos.core.equations import OuterSettings
+from halos.errors import UserError
 from halos.reading import known_names, settings_in
 from halos.specification import (
     PRESETS,
@@ -139,6 +140,27 @@ def test_the_papers_run() -> None:
     assert (run.global_batch, run.iterations(dataset_samples=10**9)) == (1024, 6144)
 
 
+def test_the_schedule_is_as_long_as_the_run() -> None:
+    run = specification(training={"local_steps_total": 2 * 6144}, inner={"learning_rate": 0.5})
+    inner = run.inner_for(dataset_samples=1)
+    assert (inner.total_iterations, inner.warmup_iterations) == (6144, 300)
+    assert inner.learning_rate == 0.5
+    short = specification(training={"local_steps_total": 2}).inner_for(dataset_samples=1)
+    assert (short.total_iterations, short.warmup_iterations) == (1, 0)
+
+
+def test_a_schedule_that_the_user_set_stays() -> None:
+    run = specification(inner={"total_iterations": 50, "warmup_iterations": 7})
+    inner = run.inner_for(dataset_samples=10**6)
+    assert (inner.total_iterations, inner.warmup_iterations) == (50, 7)
+
+
+def test_a_warm_up_longer_than_the_run() -> None:
+    run = specification(training={"local_steps_total": 20}, inner={"warmup_iterations": 11})
+    with pytest.raises(UserError, match=r"^\[inner\] warmup_iterations: 11 .* at most 10,"):
+        run.inner_for(dataset_samples=1)
+
+
 # ---------------------------------------------------------------- the file
 
 
@@ -204,13 +226,12 @@ def unnamed(owner: type[BaseModel], table: Any, path: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("line", COMMENTED.findall(TEMPLATE.read_text()))
 def test_what_the_template_leaves_commented_out_is_right(tmp_path: Path, line: str) -> None:
-    alone = {"local_steps_total": ["epochs"], "train": [], "validation": []}
-    field = line.split()[0]
     text = TEMPLATE.read_text().replace(f"# {line}", line, 1)
-    for other in alone.get(field, []):
-        text = re.sub(rf"^{other} = .*$", "", text, flags=re.MULTILINE)
-    if field in ("train", "validation"):
-        text = COMMENTED.sub(lambda m: m[1] if m[1].startswith(("train", "valid")) else m[0], text)
+    field = line.partition(" ")[0]
+    if field == "local_steps_total":  # stands in place of the other
+        text = text.replace("epochs = 1.0", "")
+    if field in ("train", "validation"):  # stand together, in place of the built-in text
+        text = re.sub(r"^# (train|validation) =", r"\1 =", text, flags=re.MULTILINE)
         text = text.replace('dataset = "python-stdlib"', "")
     path = tmp_path / "run.toml"
     path.write_text(text)
