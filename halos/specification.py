@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 
 from halos.core.equations import OuterSettings
 from halos.core.membership import MembershipSettings
@@ -91,6 +98,8 @@ class OuterTable(Settings):
 class SyncTable(Settings):
     """How often and how models meet. What is left out comes from the preset."""
 
+    model_config = ConfigDict(serialize_by_alias=True)
+
     preset: Literal["paper", "single"] | None = None
     local_steps: int | None = Field(default=None, ge=1)
     accumulation: int | None = Field(default=None, ge=1)
@@ -141,7 +150,7 @@ def preset_for(table: SyncTable, workers: int) -> str:
 def resolve_sync(table: SyncTable, workers: int) -> ResolvedSync:
     """Fill what ``table`` leaves open from the preset; ``workers``: how many the run has."""
     filled = PRESETS[preset_for(table, workers)].model_dump()
-    given = table.model_dump(exclude_none=True, exclude={"preset"})
+    given = table.model_dump(by_alias=False, exclude_none=True, exclude={"preset"})
     for tier in ("local", "root"):
         given[tier] = filled[tier] | given[tier]
     return ResolvedSync.model_validate(filled | given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import typer
 from typer.testing import CliRunner
 
 from coordinator import cli
-from halos.errors import UserError
 from halos.specification import load_specification
 
 runner = CliRunner()
@@ -66,32 +66,58 @@ def test_version() -> None:
     assert runner.invoke(cli.app, ["--version"]).output.startswith("halos ")
 
 
+def ending_of(
+    command: Callable[[], object], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> object:
+    """The exit code of ``halos`` if ``command`` were all that it had."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(sys, "argv", ["halos", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code
+
+
 @pytest.mark.parametrize(
-    ("raised", "code", "said"),
+    ("mistake", "said"),
     [
-        (UserError("run.toml: no"), 2, "error: run.toml: no\n"),
-        (KeyboardInterrupt(), 130, ""),
+        ("[sync]\nlocal_step = 4", "[sync] local_step: no such field; did you mean local_steps"),
+        ("[sync.local]\nrate = -1", "[sync.local] rate: -1 is not allowed; give a number greater"),
+        ("[sync]\naccumulation = 0", "[sync] accumulation: 0 is not allowed; give a whole number"),
+        ("[[regions]]\nworkers = 1", "[[regions]] number 1 name: is missing; give every region"),
     ],
 )
-def test_how_a_command_ends(
-    raised: BaseException,
-    code: int,
+def test_a_mistake_in_the_specification_is_one_line(
+    mistake: str,
     said: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    app = typer.Typer(pretty_exceptions_enable=False)
+    path = tmp_path / "run.toml"
+    path.write_text(f'[run]\nname = "a"\n[root]\nworkers = 1\n{mistake}\n')
+    assert ending_of(lambda: load_specification(path), monkeypatch) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {path}: {said}")
+    assert shown.err.count("\n") == 1
 
-    @app.command()
-    def fails() -> None:
-        raise raised
 
-    monkeypatch.setattr(cli, "app", app)
-    monkeypatch.setattr(sys, "argv", ["halos"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == code
-    assert capsys.readouterr().err == said
+def test_an_interrupted_command_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert ending_of(interrupted, monkeypatch) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_a_mistake_in_the_command_ends_as_one_in_the_specification(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert ending_of(lambda: None, monkeypatch, "--fast") == 2
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

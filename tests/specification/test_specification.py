@@ -179,8 +179,8 @@ def test_paths_start_at_the_files_folder(tmp_path: Path) -> None:
 
 def test_a_specification_survives_being_written_down() -> None:
     run = specification(sync={"global": {"rate": 0.3}}, training={"epochs": 2})
-    text = run.model_dump_json(by_alias=True)
-    assert RunSpecification.model_validate_json(text) == run
+    assert RunSpecification.model_validate_json(run.model_dump_json()) == run
+    assert RunSpecification.model_validate(run.model_dump()) == run
 
 
 def test_a_specification_does_not_change() -> None:
