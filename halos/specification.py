@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,14 +23,13 @@ from pydantic import (
 from halos.core.equations import OuterSettings
 from halos.core.membership import MembershipSettings
 from halos.core.settings import Settings
+from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.errors import UserError
 from halos.reading import read_settings
 from halos.training.data import DataSettings
 from halos.training.model import ModelSettings
 from halos.training.optimizer import InnerSettings
 
-ROOT = "root"
-"""Name of the root of the tree, the global parameter server."""
 WARMUP_SHARE = 300 / 6144
 """Of the learning-rate schedule, as in the paper."""
 
@@ -219,23 +217,6 @@ class EvaluationTable(Settings):
     batches: int = Field(default=16, ge=1)
 
 
-@dataclass(frozen=True, slots=True)
-class ServerPlace:
-    """A parameter server's place in the tree; ``parent`` is ``None`` for the root."""
-
-    id: str
-    parent: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """A worker's place in the tree, and its speed relative to the others'."""
-
-    id: str
-    server: str
-    speed: float
-
-
 class RunSpecification(Settings):
     """Everything that a run is started with."""
 
@@ -273,20 +254,21 @@ class RunSpecification(Settings):
         return self
 
     @property
-    def servers(self) -> tuple[ServerPlace, ...]:
-        """All parameter servers: the root first, a parent before its children."""
+    def topology(self) -> Topology:
+        """The tree: the root first, a parent before its children; workers in the file's order."""
         parents = {region.name: region.parent or ROOT for region in self.regions}
         order = sorted(parents, key=lambda name: len(line_of(name, parents)))
-        return ServerPlace(ROOT, None), *(ServerPlace(name, parents[name]) for name in order)
+        servers = [ServerPlace(ROOT, None), *(ServerPlace(name, parents[name]) for name in order)]
+        return Topology(tuple(servers), self.workers)
 
     @property
     def workers(self) -> tuple[WorkerPlace, ...]:
         """All workers: the root's own, then each region's in the file's order."""
+        speeds = {ROOT: self.root.workers} | {r.name: r.workers for r in self.regions}
         return tuple(
             WorkerPlace(f"{server}/{index}", server, speed)
-            for server, speeds in [(ROOT, self.root.workers)]
-            + [(region.name, region.workers) for region in self.regions]
-            for index, speed in enumerate(speeds)
+            for server, of_each in speeds.items()
+            for index, speed in enumerate(of_each)
         )
 
     @property

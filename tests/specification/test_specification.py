@@ -13,15 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from coordinator.init import TEMPLATE
 from halos.core.equations import OuterSettings
+from halos.core.topology import ServerPlace, WorkerPlace
 from halos.errors import UserError
 from halos.reading import known_names, settings_in
 from halos.specification import (
     PRESETS,
     OuterTable,
     RunSpecification,
-    ServerPlace,
     SyncTable,
-    WorkerPlace,
     load_specification,
     resolve_sync,
 )
@@ -79,7 +78,7 @@ def test_workers_are_numbered_within_their_server() -> None:
         regions=[{"name": "us", "workers": 2}, {"name": "eu", "workers": [1.0, 0.5]}],
         root={"workers": 1},
     )
-    assert run.workers == (
+    assert run.topology.workers == (
         WorkerPlace("root/0", "root", 1.0),
         WorkerPlace("us/0", "us", 1.0),
         WorkerPlace("us/1", "us", 1.0),
@@ -97,7 +96,7 @@ def test_servers_come_after_their_parents() -> None:
             {"name": "eu", "workers": 1, "parent": "root"},
         ]
     )
-    assert run.servers == (
+    assert run.topology.servers == (
         ServerPlace("root", None),
         ServerPlace("us", "root"),
         ServerPlace("eu", "root"),
@@ -108,8 +107,8 @@ def test_servers_come_after_their_parents() -> None:
 
 def test_all_workers_may_sit_at_the_root() -> None:
     run = specification(regions=[], root={"workers": [0.5, 1]})
-    assert run.servers == (ServerPlace("root", None),)
-    assert [worker.id for worker in run.workers] == ["root/0", "root/1"]
+    assert run.topology.servers == (ServerPlace("root", None),)
+    assert [worker.name for worker in run.topology.workers] == ["root/0", "root/1"]
 
 
 # ---------------------------------------------------------------- how much
