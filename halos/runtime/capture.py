@@ -13,18 +13,21 @@ from typing import Any, Protocol
 from cattrs.strategies import configure_tagged_union
 from torch import Tensor
 
+from halos.core.fragments import Fragments
 from halos.core.equations import OuterSettings
 from halos.core.messages import Event, Node, NodeId
 from halos.core.server import Server
 from halos.core.state import TorchState
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds
-from halos.store.encoding import TensorTable, decoder, encoder, payload_from
+from halos.store.encoding import TensorTable, decoder, encoder
 
 
 class WorkerTensors(Protocol):
     """What a worker keeps between rounds."""
 
-    def capture(self, *, round_start: bool) -> dict[str, Tensor]: ...
+    def capture(self, *, before: str | None) -> dict[str, Tensor]:
+        """As of now, or of before the lease that is in training or has just been trained."""
+        ...
 
     def restore(self, tensors: dict[str, Tensor]) -> None: ...
 
@@ -43,9 +46,10 @@ def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTe
     encode = encoder(table)
     configure_tagged_union(Event | RoundEnds, encode, tag_name="type")
     under_way = driver.under_way()
-    training = {p.node for p in under_way if isinstance(p.event, RoundEnds)}
+    training = {p.node: p.event.job.lease.id for p in under_way if isinstance(p.event, RoundEnds)}
     manifest = {
         "now": driver.now,
+        "finished": driver.finished,
         "sequence": sequence,
         "nodes": {name: encode.unstructure(_state(node)) for name, node in driver.nodes.items()},
         "servers": {
@@ -59,7 +63,7 @@ def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTe
         "workers": {
             name: {
                 key: table.add(tensor)
-                for key, tensor in worker.capture(round_start=name in training).items()
+                for key, tensor in worker.capture(before=training.get(name)).items()
             }
             for name, worker in workers.items()
         },
@@ -77,7 +81,10 @@ def node_states(capture: Capture, nodes: Mapping[NodeId, Node]) -> dict[NodeId, 
 
 def server_tensors(capture: Capture, server: NodeId, settings: OuterSettings) -> TorchState:
     saved = capture.manifest["servers"][server]
-    parts = {k: payload_from(keys, capture.tensors) for k, keys in saved["parts"].items()}
+    parts = {
+        name: Fragments([capture.tensors[key] for key in keys])
+        for name, keys in saved["parts"].items()
+    }
     return TorchState.restore(parts, settings, step=saved["step"])
 
 

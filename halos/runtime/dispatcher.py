@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -73,6 +74,7 @@ class Dispatcher(ABC):
         self.observers: list[Observer] = []
         self.refusals: Counter[str] = Counter()
         self.finished = False
+        self.stopping = threading.Event()
         self._cut: set[NodeId] = set()  # processes whose link to the parent is down
 
     @property
@@ -103,6 +105,13 @@ class Dispatcher(ABC):
     def _transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
         """How long the driver has a message under way, beyond what it really takes."""
         return 0.0
+
+    def stop(self) -> None:
+        """Have ``run`` return soon, with everything in a state that can be captured.
+
+        Safe in a signal handler and from any thread; rounds in training see ``stopping``.
+        """
+        self.stopping.set()
 
     def start(self, names: Iterable[NodeId] | None = None) -> None:
         """Post the first event of these nodes, by default of all."""

@@ -7,7 +7,6 @@ without stopping the workers.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,8 @@ from halos.core.messages import (
     NodeId,
     RunLocalSteps,
 )
-from halos.runtime.dispatcher import Dispatcher, Interrupted, Pending, RoundEnds, Trainer
+from halos.errors import Interrupted
+from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
 
 
 @dataclass
@@ -59,7 +59,6 @@ class InProcess(Dispatcher):
             name: _Compute(trainer, ThreadPoolExecutor(1, thread_name_prefix=name))
             for name, trainer in trainers.items()
         }
-        self._stop = threading.Event()
 
     @property
     def now(self) -> float:
@@ -77,7 +76,7 @@ class InProcess(Dispatcher):
         is raised here.
         """
         next_tick = self.now
-        while not self.finished and not self._stop.is_set():
+        while not self.finished and not self.stopping.is_set():
             if tick is not None and self.now >= next_tick:
                 tick()
                 next_tick = self.now + tick_s
@@ -85,13 +84,12 @@ class InProcess(Dispatcher):
         return self.finished
 
     def stop(self) -> None:
-        """Have ``run`` return after the present event. Safe in a signal handler."""
-        self._stop.set()
-        self._inbox.put(None)
+        super().stop()
+        self._inbox.put(None)  # wakes ``run`` up
 
     def close(self) -> None:
         """End the workers' threads; rounds that are not finished are abandoned."""
-        self._stop.set()
+        self.stopping.set()
         for compute in self._compute.values():
             compute.thread.shutdown(wait=True, cancel_futures=True)
 
@@ -158,7 +156,7 @@ class InProcess(Dispatcher):
         compute.thread.submit(self._round, worker, compute, job)
 
     def _round(self, worker: NodeId, compute: _Compute, job: RunLocalSteps) -> None:
-        if self._stop.is_set() or compute.job is not job:
+        if self.stopping.is_set() or compute.job is not job:
             return
         try:
             self._inbox.put((worker, _RoundDone(job, compute.trainer(job))))

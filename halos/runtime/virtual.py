@@ -15,6 +15,7 @@ from halos.core.messages import (
     RunLocalSteps,
 )
 from halos.core.tensors import NOTHING
+from halos.errors import Interrupted
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
 from halos.runtime.environment import TimeModel
 
@@ -65,12 +66,12 @@ class VirtualClock(Dispatcher):
         return self._now
 
     def run(self, *, until: float | None = None, events: int | None = None) -> bool:
-        """Handle events until the root finishes, a time or a number of events is reached.
+        """Handle events until the root finishes, a limit is reached or :meth:`stop` is called.
 
         Returns whether the run is over; ``False`` also when nothing is left to happen.
         """
         handled = 0
-        while not self.finished and self._heap:
+        while not self.finished and self._heap and not self.stopping.is_set():
             if (until is not None and self._heap[0][0] > until) or handled == events:
                 break
             self.step()
@@ -82,18 +83,23 @@ class VirtualClock(Dispatcher):
         time, sequence, name, event = heapq.heappop(self._heap)
         if isinstance(event, DeadlineReached) and self._deadlines.get(name) != time:
             return  # the node has since asked for another time
-        self._now = time
         if isinstance(event, RoundEnds):
             if name not in self.nodes:
                 return
-            event = self._result(sequence, name, event.job)
-        elif isinstance(event, DeadlineReached):
+            try:
+                event = self._result(sequence, name, event.job)
+            except Interrupted:
+                heapq.heappush(self._heap, (time, sequence, name, event))
+                return
+        self._now = time
+        if isinstance(event, DeadlineReached):
             del self._deadlines[name]
         self.dispatch(name, event, time)
         self._ask_deadline(name)
 
     def close(self) -> None:
         """End the threads, abandoning what they compute."""
+        self.stopping.set()
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 

@@ -58,19 +58,15 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def write(
-    folder: Path,
-    number: int,
-    manifest: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    *,
-    keep: int,
+    folder: Path, manifest: Mapping[str, Any], tensors: Mapping[str, Tensor], *, keep: int
 ) -> Path:
-    """Write snapshot ``number`` into ``folder`` and remove all but the last ``keep``.
+    """Write a snapshot into ``folder`` under the next number; remove all but the last ``keep``.
 
     It appears under its name only once all of it is on disk. Raises ``UserError`` when the disk
     is full or may not be written; snapshots from before stay.
     """
-    path = folder / f"{number:08d}"
+    earlier = numbered(folder)
+    path = folder / f"{int(earlier[-1].name) + 1 if earlier else 1:08d}"
     building = folder / f".building-{path.name}"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,290 @@
+"""A whole run in one process: ``halos train``, ``halos demo``, notebooks and tests.
+
+The order of events is either that of arrival, or fixed: then it follows from the specification
+alone, and so does every bit of the result.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from halos.core.fragments import Fragments
+from halos.core.membership import MembershipSettings
+from halos.core.messages import Node, NodeId
+from halos.core.server import Server
+from halos.core.state import TorchState
+from halos.core.tensors import TensorState
+from halos.core.topology import ROOT
+from halos.errors import UserError
+from halos.runtime.capture import (
+    Capture,
+    capture,
+    node_states,
+    server_tensors,
+    under_way,
+    worker_tensors,
+)
+from halos.runtime.dispatcher import Trainer
+from halos.runtime.environment import UniformTime
+from halos.runtime.evaluation import Evaluator
+from halos.runtime.inprocess import InProcess
+from halos.runtime.metrics import RunMetrics
+from halos.runtime.plan import RunPlan
+from halos.runtime.prepare import Prepared
+from halos.runtime.trace import TraceWriter
+from halos.runtime.virtual import VirtualClock
+from halos.store import snapshots
+from halos.training.inner import LocalTrainer
+from halos.training.model import build_model
+
+log = logging.getLogger(__name__)
+
+Order = Literal["arrival", "fixed"]
+EVENTS_A_TICK = 16  # of a fixed order, between two looks at checkpoints and evaluation
+ALONE = MembershipSettings(heartbeat_interval_s=0)  # the nodes of one process die together
+
+
+@dataclass
+class LocalRun:
+    """A run, ready to go on. Use :func:`open_run`, which also closes it."""
+
+    prepared: Prepared
+    driver: InProcess | VirtualClock
+    trainers: dict[NodeId, LocalTrainer]
+    evaluator: Evaluator
+    metrics: RunMetrics = field(default_factory=RunMetrics)
+    failed_save: str | None = None  # why the last checkpoint in the background was not written
+    _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
+    _writing: Future[Path] | None = None
+    _saved_at: float = field(default_factory=time.monotonic)
+    _evaluated_at: float = 0.0
+
+    @property
+    def folder(self) -> Path:
+        return self.prepared.specification.run.directory
+
+    @property
+    def root(self) -> Server:
+        root = self.driver.nodes[ROOT]
+        assert isinstance(root, Server)
+        return root
+
+    @property
+    def model(self) -> Fragments:
+        """The root's parameters."""
+        tensors = self.root.tensors
+        assert isinstance(tensors, TorchState)
+        return tensors.publish()
+
+    def run(self, *, tick: Callable[[], None] | None = None, events: int | None = None) -> bool:
+        """Train until the end, a number of events (fixed order only), or :meth:`stop`.
+
+        Saves and evaluates as the specification says, and at the end. ``tick`` is called a few
+        times a second. Returns whether the run is over.
+        """
+
+        def look() -> None:
+            self._save_if_due()
+            self._evaluate_if_due()
+            if tick is not None:
+                tick()
+
+        if isinstance(self.driver, InProcess):
+            return self.driver.run(tick=look)
+        handled = 0
+        while not self.driver.finished and not self.driver.stopping.is_set():
+            step = EVENTS_A_TICK if events is None else min(EVENTS_A_TICK, events - handled)
+            if step == 0:
+                break
+            self.driver.run(events=step)
+            handled += step
+            look()
+        return self.driver.finished
+
+    def stop(self) -> None:
+        """Have ``run`` return soon. Safe in a signal handler."""
+        self.driver.stop()
+
+    def save(self) -> Path:
+        """Write a checkpoint now, and wait for it. Raises ``UserError`` if it cannot be written."""
+        if self._writing is not None:
+            self._writing.exception()
+        return self._write(self._capture())
+
+    def _capture(self) -> Capture:
+        sequence = self.driver.sequence if isinstance(self.driver, VirtualClock) else 0
+        state = capture(self.driver, sequence, self.trainers)
+        prepared = self.prepared
+        about = {
+            "order": "fixed" if isinstance(self.driver, VirtualClock) else "arrival",
+            "identity": prepared.identity.model_dump(mode="json"),
+            "model": prepared.model.model_dump(mode="json"),
+            "specification": prepared.specification.model_dump(mode="json", by_alias=True),
+        }
+        return Capture({**about, **state.manifest}, state.tensors)
+
+    def _write(self, state: Capture) -> Path:
+        keep = self.prepared.specification.checkpoint.keep
+        return snapshots.write(checkpoints(self.folder), state.manifest, state.tensors, keep=keep)
+
+    def _save_if_due(self) -> None:
+        """Begin a checkpoint in the background; training goes on whatever becomes of it."""
+        if self._writing is not None:
+            if not self._writing.done():
+                return
+            error = self._writing.exception()
+            self.failed_save = str(error) if error else None
+            if error:
+                log.warning("%s", error)
+            self._writing = None
+        if time.monotonic() >= self._saved_at + self.prepared.specification.checkpoint.every_s:
+            self._saved_at = time.monotonic()
+            self._writing = self._writer.submit(self._write, self._capture())
+
+    def _evaluate_if_due(self) -> None:
+        if not self.evaluator.collect():
+            return
+        if time.monotonic() >= self._evaluated_at + self.prepared.specification.evaluation.every_s:
+            self._evaluated_at = time.monotonic()
+            reported = self.root.state.reported
+            self.evaluator.submit(
+                self.model, self.driver.now, reported.local_steps, reported.tokens
+            )
+
+    def close(self) -> None:
+        self.driver.close()
+        self._writer.shutdown(wait=True)
+        self.evaluator.close()
+
+
+def checkpoints(folder: Path) -> Path:
+    return folder / "checkpoints"
+
+
+@contextmanager
+def open_run(
+    prepared: Prepared, *, order: Order = "arrival", resume: bool = False, trace: Path | None = None
+) -> Iterator[LocalRun]:
+    """Begin a run in its directory, or go on with the one that is there.
+
+    Raises ``UserError`` when the directory is in use, already holds a run and ``resume`` is not
+    set, or holds a run of another model, data set or tree.
+    """
+    folder = prepared.specification.run.directory
+    with ExitStack() as stack:
+        stack.enter_context(snapshots.locked(folder))
+        saved = _saved(prepared, folder, order) if resume else None
+        if saved is None and snapshots.numbered(checkpoints(folder)):
+            raise UserError(
+                f"{folder}: there is a run in this directory already; go on with it by --resume, "
+                "or give this one another run.directory"
+            )
+        run = _begin(prepared, order, saved)
+        stack.callback(run.close)
+        run.driver.observers.append(run.metrics)
+        if trace is not None:
+            run.driver.observers.append(TraceWriter(stack.enter_context(trace.open("a"))))
+        yield run
+
+
+def _saved(prepared: Prepared, folder: Path, order: Order) -> Capture:
+    """The newest checkpoint, if it is one of this run."""
+    snapshot = snapshots.newest(checkpoints(folder))
+    manifest, identity = snapshot.manifest, prepared.identity
+    then, now = manifest["identity"], identity.model_dump(mode="json")
+    for name, what in (("model", "another model"), ("datasets", "another data set")):
+        if then[name] != now[name]:
+            raise UserError(
+                f"{snapshot.path}: this checkpoint is of {what} than the specification's; give "
+                f"the [{'data' if name == 'datasets' else name}] section that it was made with"
+            )
+    if prepared.specification.topology.names != {
+        name for name in manifest["nodes"] if "." not in name
+    }:
+        raise UserError(
+            f"{snapshot.path}: this checkpoint is of a run with other regions or workers; give the "
+            "[[regions]] that it was made with"
+        )
+    if manifest["order"] != order:
+        raise UserError(
+            f"{snapshot.path}: this run's events come in {manifest['order']} order; resume it so"
+        )
+    return Capture(manifest, snapshot.tensors)
+
+
+def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
+    topology = prepared.specification.topology
+    if prepared.specification.inner.device != "cuda":
+        cores = os.cpu_count() or 1
+        fair = 1 if order == "fixed" else max(1, cores // len(topology.workers))
+        torch.set_num_threads(fair)
+    trainers = {worker.name: prepared.trainer() for worker in topology.workers}
+    plan = RunPlan(
+        topology=topology,
+        identity=prepared.identity,
+        membership=ALONE,
+        samples={prepared.identity.datasets[0]: prepared.total_samples},
+        server_settings=lambda _: prepared.server_settings(),
+        tensors=lambda name: _tensors(prepared, name, saved),
+    )
+    nodes = plan.nodes()
+    if saved is not None:
+        nodes = plan.nodes(node_states(saved, nodes))
+        for name, trainer in trainers.items():
+            trainer.restore(worker_tensors(saved, name))
+    driver = _driver(prepared, order, nodes, trainers, saved)
+    for trainer in trainers.values():
+        trainer.stop = driver.stopping
+    if saved is None:
+        driver.start()
+    else:
+        driver.restore(under_way(saved))
+        driver.finished = saved.manifest["finished"]
+    evaluation = prepared.specification.evaluation
+    evaluator = Evaluator(
+        build_model(prepared.model, 0),
+        prepared.layout,
+        prepared.dataset,
+        evaluation.batches,
+        prepared.specification.run.directory / "loss.jsonl",
+    )
+    return LocalRun(prepared, driver, trainers, evaluator)
+
+
+def _tensors(prepared: Prepared, server: NodeId, saved: Capture | None) -> TensorState:
+    settings = prepared.outer_settings(server)
+    if saved is not None:
+        return server_tensors(saved, server, settings)
+    return TorchState.start(prepared.start.copy(), settings, has_parent=server != ROOT)
+
+
+def _driver(
+    prepared: Prepared,
+    order: Order,
+    nodes: dict[NodeId, Node],
+    trainers: dict[NodeId, LocalTrainer],
+    saved: Capture | None,
+) -> InProcess | VirtualClock:
+    train: dict[NodeId, Trainer] = {name: trainer.run for name, trainer in trainers.items()}
+    now = saved.manifest["now"] if saved is not None else 0.0
+    if order == "arrival":
+        return InProcess(nodes, train, now=now)
+    return VirtualClock(
+        nodes,
+        UniformTime(prepared.specification.topology),
+        train,
+        isolate=True,
+        threads=min(os.cpu_count() or 1, len(trainers)),
+        now=now,
+        sequence=saved.manifest["sequence"] if saved is not None else 0,
+    )
