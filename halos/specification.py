@@ -16,6 +16,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     ValidationInfo,
     model_validator,
 )
@@ -44,6 +45,12 @@ def data_from_the_files_folder(data: DataSettings, info: ValidationInfo) -> Data
     return data.model_copy(
         update={field: file and from_the_files_folder(file, info) for field, file in files.items()}
     )
+
+
+def all_that_inner_sets(inner: InnerSettings) -> dict[str, Any]:
+    """Written down without the schedule's length if the user left that to the run."""
+    open_fields = {"total_iterations", "warmup_iterations"} - inner.model_fields_set
+    return inner.model_dump(exclude=open_fields)
 
 
 def a_plain_name(name: str) -> str:
@@ -223,7 +230,7 @@ class RunSpecification(Settings):
     run: RunTable = Field(description='a section [run] with name = "..."')
     model: ModelSettings = ModelSettings(preset="0.1m")
     data: Annotated[DataSettings, AfterValidator(data_from_the_files_folder)] = DataSettings()
-    inner: InnerSettings = InnerSettings()
+    inner: Annotated[InnerSettings, PlainSerializer(all_that_inner_sets)] = InnerSettings()
     sync: SyncTable = SyncTable()
     training: TrainingTable = TrainingTable()
     root: RootTable = RootTable()

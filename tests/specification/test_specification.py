@@ -179,7 +179,10 @@ def test_paths_start_at_the_files_folder(tmp_path: Path) -> None:
 def test_a_specification_survives_being_written_down() -> None:
     run = specification(sync={"global": {"rate": 0.3}}, training={"epochs": 2})
     assert RunSpecification.model_validate_json(run.model_dump_json()) == run
-    assert RunSpecification.model_validate(run.model_dump()) == run
+    again = RunSpecification.model_validate(run.model_dump())
+    assert again == run
+    assert again.inner_for(dataset_samples=5000) == run.inner_for(dataset_samples=5000)
+    assert again.inner_for(dataset_samples=5000).total_iterations == 625
 
 
 def test_a_specification_does_not_change() -> None:
