@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -131,6 +132,11 @@ def difference(start: Fragments, module: nn.Module, layout: ModelLayout) -> Frag
                 out.copy_(end[part.in_parameter])
                 torch.sub(begin, out, out=out)
     return Fragments(flat)
+
+
+def l2_norm(fragments: Fragments) -> float:
+    """Norm of all fragments taken as one vector."""
+    return math.hypot(*(float(torch.linalg.vector_norm(t)) for t in fragments.tensors))
 
 
 def to_state_dict(layout: ModelLayout, fragments: Fragments) -> dict[str, Tensor]:

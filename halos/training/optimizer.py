@@ -1,0 +1,124 @@
+"""The inner optimizer and its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+from halos.core.settings import Settings
+
+
+class InnerSettings(Settings):
+    """How a worker trains between two exchanges.
+
+    Iterations are inner steps of the whole run, each of ``global_batch`` samples; the rate warms
+    up over ``warmup_iterations`` and falls along a cosine to ``min_ratio`` of ``learning_rate`` at
+    ``total_iterations``. On a worker's own first ``rewarm_steps`` it grows from zero on top of
+    that, its moments being cold (0: off). ``gradient_clip`` bounds the gradient's norm (0: off).
+    A batch is computed in ``accumulation`` parts.
+    """
+
+    learning_rate: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    gradient_clip: float = Field(default=1.0, ge=0)
+    total_iterations: int = Field(default=6144, ge=1)
+    warmup_iterations: int = Field(default=300, ge=0)
+    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    rewarm_steps: int = Field(default=8, ge=0)
+    accumulation: int = Field(default=1, ge=1)
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    @field_validator("betas")
+    @classmethod
+    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError("each is from 0 below 1")
+        return betas
+
+    @field_validator("warmup_iterations")
+    @classmethod
+    def _within_total(cls, warmup: int, info: ValidationInfo) -> int:
+        total = info.data.get("total_iterations", warmup)
+        if warmup > total:
+            raise ValueError(f"is longer than total_iterations ({total})")
+        return warmup
+
+
+class AdamW:
+    """AdamW (Loshchilov & Hutter 2019) with decay on matrices only, its state there from the start.
+
+    Torch's own kernel without ``torch.optim.Optimizer`` around it: making one of those imports
+    torch's compiler, which costs every process two seconds.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], settings: InnerSettings) -> None:
+        self.settings = settings
+        self.parameters = {name: p for name, p in named if p.requires_grad}
+        self.step_count = {
+            name: torch.zeros((), dtype=torch.float32, device=p.device)
+            for name, p in self.parameters.items()
+        }
+        self.exp_avg = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        self.exp_avg_sq = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
+        # The fused kernel runs through memory as if there were no strides.
+        self._fused = all(p.is_contiguous() for p in self.parameters.values())
+
+    def step(self, learning_rate: float) -> None:
+        """One step with the gradients that there are; parameters without one stay."""
+        ready = [name for name, p in self.parameters.items() if p.grad is not None]
+        for matrices in (True, False):
+            chosen = [name for name in ready if (self.parameters[name].ndim >= 2) is matrices]
+            if chosen:
+                decay = self.settings.weight_decay if matrices else 0.0
+                self._update(chosen, learning_rate, decay)
+
+    @torch.no_grad()
+    def _update(self, names: list[str], learning_rate: float, decay: float) -> None:
+        parameters: list[Tensor] = [self.parameters[name] for name in names]
+        adamw(
+            parameters,
+            [p.grad for p in parameters if p.grad is not None],
+            [self.exp_avg[name] for name in names],
+            [self.exp_avg_sq[name] for name in names],
+            [],
+            [self.step_count[name] for name in names],
+            foreach=False,
+            fused=self._fused,
+            amsgrad=False,
+            maximize=False,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            lr=learning_rate,
+            weight_decay=decay,
+            eps=self.settings.eps,
+        )
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """The state itself, not a copy, by kind and parameter."""
+        return {
+            f"{kind}.{name}": tensor
+            for kind, tensors in (
+                ("step", self.step_count),
+                ("exp_avg", self.exp_avg),
+                ("exp_avg_sq", self.exp_avg_sq),
+            )
+            for name, tensor in tensors.items()
+        }
+
+
+def build_optimizer(model: nn.Module, settings: InnerSettings) -> AdamW:
+    """For the model's trainable parameters, tied ones once, where they are now."""
+    return AdamW(model.named_parameters(), settings)
