@@ -98,7 +98,8 @@ class Leasing:
         """Answer ``server``'s open request, if there is enough for its need or no more can come.
 
         Of a bounded run, what is asked for ahead of need is at most half an equal share of the
-        rest: near the end no region sits on samples that another could train on.
+        rest, or a round's worth: near the end no region sits on samples that another could train
+        on. A request may have grown stale, so a need of none is answered with a round's worth too.
         """
         child = self.state.children[server]
         request, ledger = child.request, self.state.ledger
@@ -107,9 +108,9 @@ class Leasing:
         servers = sum(c.role == "server" for c in self.state.children.values())
         available = ledger.available(child.datasets)
         ahead = available if math.isinf(available) else available // (2 * max(1, servers))
-        blocks = ledger.take(
-            int(min(request.want, max(request.need, ahead))), server, child.datasets
-        )
+        a_round = self.settings.local_steps * self.settings.batch_size
+        size = int(min(request.want, max(request.need, ahead, a_round)))
+        blocks = ledger.take(size, server, child.datasets)
         if not blocks:
             return None
         self._issued(sum(b.end - b.start for b in blocks), now)
