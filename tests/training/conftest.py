@@ -8,7 +8,7 @@ import pytest
 
 from halos.core.fragments import Fragments
 from halos.core.messages import Lease, RunLocalSteps
-from halos.training.data import DataSettings, Dataset, SampleOrder, open_dataset
+from halos.training.data import Dataset, DataSettings, SampleOrder, open_dataset
 from halos.training.inner import LocalTrainer
 from halos.training.model import ModelSettings, build_model
 from halos.training.optimizer import InnerSettings
