@@ -11,7 +11,12 @@ from typing import Annotated
 
 import typer
 
+from coordinator.demo import demo
+from coordinator.evaluate import evaluate
+from coordinator.export import export
+from coordinator.generate import generate
 from coordinator.init import init
+from coordinator.train import train
 from halos.errors import ExitCode, UserError
 
 EXIT_CODES = "Exit codes:\n\n" + "\n\n".join(f"{code.value}  {code.help}" for code in ExitCode)
@@ -43,7 +48,9 @@ def halos(
     """Train one language model on accelerators in several places, over slow networks."""
 
 
-app.command()(init)
+for command in (init, train, demo, generate, export):
+    app.command()(command)
+app.command("eval")(evaluate)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class Topology:
 
     @property
     def names(self) -> set[NodeId]:
-        return {place.name for place in (*self.servers, *self.workers)}
+        return {server.name for server in self.servers} | {w.name for w in self.workers}
 
     def local_steps(self, local_steps: int) -> dict[NodeId, int]:
         """H of every worker, so that rounds take about equally long."""

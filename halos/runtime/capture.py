@@ -6,18 +6,19 @@ round in training is kept as the order to train it (DESIGN 3).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cattrs.strategies import configure_tagged_union
 from torch import Tensor
 
-from halos.core.fragments import Fragments
 from halos.core.equations import OuterSettings
+from halos.core.fragments import Fragments
 from halos.core.messages import Event, Node, NodeId
 from halos.core.server import Server
 from halos.core.state import TorchState
+from halos.core.tensors import Payload
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds
 from halos.store.encoding import TensorTable, decoder, encoder
 
@@ -34,10 +35,14 @@ class WorkerTensors(Protocol):
 
 @dataclass(frozen=True)
 class Capture:
-    """Ready to be written; ``manifest`` refers to ``tensors`` by key."""
+    """Ready to be written; ``manifest`` refers to ``tensors`` by key.
+
+    ``held`` keeps what is captured from being written to for as long as this exists.
+    """
 
     manifest: dict[str, Any]
     tensors: dict[str, Tensor]
+    held: Sequence[Payload] = ()
 
 
 def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTensors]) -> Capture:
@@ -69,7 +74,7 @@ def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTe
         },
         "under_way": encode.unstructure(under_way, unstructure_as=list[Pending]),
     }
-    return Capture(manifest, table.tensors)
+    return Capture(manifest, table.tensors, table.payloads)
 
 
 def node_states(capture: Capture, nodes: Mapping[NodeId, Node]) -> dict[NodeId, Any]:

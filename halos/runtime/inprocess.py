@@ -53,6 +53,7 @@ class InProcess(Dispatcher):
         self, nodes: dict[NodeId, Node], trainers: dict[NodeId, Trainer], *, now: float = 0.0
     ) -> None:
         super().__init__(nodes, isolate=True)
+        self.began = now
         self._start = time.monotonic() - now
         self._inbox: SimpleQueue[tuple[NodeId, Event | _RoundDone | _Failed] | None] = SimpleQueue()
         self._compute = {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -50,6 +51,8 @@ from halos.training.model import build_model
 log = logging.getLogger(__name__)
 
 Order = Literal["arrival", "fixed"]
+Beginning = Literal["new", "resume", "replace"]
+LOSSES = "loss.jsonl"
 EVENTS_A_TICK = 16  # of a fixed order, between two looks at checkpoints and evaluation
 ALONE = MembershipSettings(heartbeat_interval_s=0)  # the nodes of one process die together
 
@@ -131,7 +134,7 @@ class LocalRun:
             "model": prepared.model.model_dump(mode="json"),
             "specification": prepared.specification.model_dump(mode="json", by_alias=True),
         }
-        return Capture({**about, **state.manifest}, state.tensors)
+        return replace(state, manifest={**about, **state.manifest})
 
     def _write(self, state: Capture) -> Path:
         keep = self.prepared.specification.checkpoint.keep
@@ -173,17 +176,23 @@ def checkpoints(folder: Path) -> Path:
 
 @contextmanager
 def open_run(
-    prepared: Prepared, *, order: Order = "arrival", resume: bool = False, trace: Path | None = None
+    prepared: Prepared,
+    *,
+    order: Order = "arrival",
+    beginning: Beginning = "new",
+    trace: Path | None = None,
 ) -> Iterator[LocalRun]:
-    """Begin a run in its directory, or go on with the one that is there.
+    """Begin a run in its directory, go on with the one that is there, or replace that.
 
-    Raises ``UserError`` when the directory is in use, already holds a run and ``resume`` is not
-    set, or holds a run of another model, data set or tree.
+    Raises ``UserError`` when the directory is in use, holds a run although this one is new, or
+    when the one to be resumed or replaced is not this one.
     """
     folder = prepared.specification.run.directory
     with ExitStack() as stack:
         stack.enter_context(snapshots.locked(folder))
-        saved = _saved(prepared, folder, order) if resume else None
+        if beginning == "replace":
+            _remove(folder, prepared.identity.run)
+        saved = _saved(prepared, folder, order) if beginning == "resume" else None
         if saved is None and snapshots.numbered(checkpoints(folder)):
             raise UserError(
                 f"{folder}: there is a run in this directory already; go on with it by --resume, "
@@ -195,6 +204,16 @@ def open_run(
         if trace is not None:
             run.driver.observers.append(TraceWriter(stack.enter_context(trace.open("a"))))
         yield run
+
+
+def _remove(folder: Path, name: str) -> None:
+    """Clear a run directory, if the run in it has this name."""
+    if snapshots.numbered(checkpoints(folder)):
+        there = snapshots.newest(checkpoints(folder)).manifest["identity"]["run"]
+        if there != name:
+            raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
+    shutil.rmtree(checkpoints(folder), ignore_errors=True)
+    (folder / LOSSES).unlink(missing_ok=True)
 
 
 def _saved(prepared: Prepared, folder: Path, order: Order) -> Capture:
@@ -256,7 +275,7 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
         prepared.layout,
         prepared.dataset,
         evaluation.batches,
-        prepared.specification.run.directory / "loss.jsonl",
+        prepared.specification.run.directory / LOSSES,
     )
     return LocalRun(prepared, driver, trainers, evaluator)
 

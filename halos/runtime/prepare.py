@@ -64,7 +64,7 @@ class Prepared:
             self.layout,
             self.dataset,
             self.order,
-            specification.inner.for_run(specification.iterations(self.dataset.samples)),
+            specification.inner_for(self.dataset.samples),
             specification.global_batch,
         )
 

@@ -1,8 +1,8 @@
-"""State and messages as JSON, tensors beside it: no pickle, nothing built but what is named here."""
+"""State and messages as JSON, tensors beside it; no pickle, and only types that are named here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cattrs import Converter
@@ -15,10 +15,14 @@ from halos.core.tensors import NOTHING, NullPayload, Payload
 
 
 class TensorTable:
-    """Tensors by key, each once however often it is referred to."""
+    """Tensors by key, each once however often it is referred to.
+
+    Holds the payloads that they came from, so that their owners write elsewhere meanwhile.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.payloads: list[Payload] = []
         self._keys: dict[int, str] = {}
 
     def add(self, tensor: Tensor) -> str:
@@ -32,6 +36,7 @@ class TensorTable:
         if isinstance(payload, NullPayload):
             return None
         assert isinstance(payload, Fragments)
+        self.payloads.append(payload)
         return [self.add(t) for t in payload.tensors]
 
 
@@ -42,30 +47,29 @@ def payload_from(keys: list[str] | None, tensors: Mapping[str, Tensor]) -> Paylo
 
 def encoder(table: TensorTable) -> Converter:
     """Turns state into JSON values, putting the tensors of payloads into ``table``."""
-    converter = _converter()
-    converter.register_unstructure_hook_func(_is_payload, table.add_payload)
-    return _with_unions(converter)
+    return _converter(write=table.add_payload)
 
 
 def decoder(tensors: Mapping[str, Tensor]) -> Converter:
     """Turns JSON values back into state. Raises for anything that does not fit its type."""
-    converter = _converter()
-    converter.register_structure_hook_func(_is_payload, lambda keys, _: payload_from(keys, tensors))
-    return _with_unions(converter)
+    return _converter(read=lambda keys, _: payload_from(keys, tensors))
 
 
 def describer() -> Converter:
     """Turns events and effects into JSON values for people: of tensors only their bytes."""
-    converter = _converter()
-    converter.register_unstructure_hook_func(_is_payload, lambda p: {"bytes": p.nbytes})
-    return _with_unions(converter)
+    return _converter(write=lambda payload: {"bytes": payload.nbytes})
 
 
-def _converter() -> Converter:
-    return Converter(unstruct_collection_overrides={tuple: list}, forbid_extra_keys=True)
+def _one_way(*_: Any) -> Any:
+    raise TypeError("this converter works in one direction only")
 
 
-def _with_unions(converter: Converter) -> Converter:
+def _converter(
+    write: Callable[[Payload], Any] = _one_way, read: Callable[[Any, Any], Payload] = _one_way
+) -> Converter:
+    converter = Converter(unstruct_collection_overrides={tuple: list}, forbid_extra_keys=True)
+    converter.register_unstructure_hook_func(_is_payload, write)
+    converter.register_structure_hook_func(_is_payload, read)
     for union in (Message, Notice, Event, Effect):
         configure_tagged_union(union, converter, tag_name="type")
     return converter

@@ -60,6 +60,7 @@ class LocalTrainer:
         self._lock = threading.Lock()
         self._running = False
         self._round_start = self._copy()
+        self._round_lease = ""
 
     def run(self, job: RunLocalSteps) -> LocalStepsDone:
         """Train on the whole lease, ``batch_size`` samples a step, from the job's parameters.
@@ -71,7 +72,7 @@ class LocalTrainer:
         start = job.payload
         if not isinstance(start, Fragments):
             raise TypeError(f"training needs parameters, not a {type(start).__name__}")
-        self._begin_round()
+        self._begin_round(job.lease.id)
         try:
             scatter(self.model, self.layout, start)
             steps, loss = self._train(job)
@@ -148,17 +149,16 @@ class LocalTrainer:
 
     # What a checkpoint keeps. Parameters are not part of it: each round brings its own.
 
-    def capture(self, *, round_start: bool) -> dict[str, Tensor]:
-        """A copy of optimizer state and counters, on the CPU.
+    def capture(self, *, before: str | None) -> dict[str, Tensor]:
+        """A copy of optimizer state and counters, on the CPU. Any thread may ask at any time.
 
-        With ``round_start`` as they were when the running round began, or the last one if none
-        runs; any thread may ask. Otherwise as they are now; raises ``RuntimeError`` amid a round.
+        ``before`` is the lease whose result nobody has taken yet, if any: the state is that of
+        before its round, whether that is still to begin, runs, or has just ended. A round of
+        another lease that still runs has been abandoned, and counts as never begun.
         """
         with self._lock:
-            if round_start:
+            if self._running or (before is not None and before == self._round_lease):
                 return {name: tensor.clone() for name, tensor in self._round_start.items()}
-            if self._running:
-                raise RuntimeError("amid a round there is only the state of its start")
             return self._copy()
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -176,9 +176,10 @@ class LocalTrainer:
         state = {k: t.to("cpu", copy=True) for k, t in self.optimizer.state().items()}
         return {**state, OWN_STEPS: torch.tensor(self.own_steps)}
 
-    def _begin_round(self) -> None:
+    def _begin_round(self, lease: str) -> None:
         with self._lock:
             self._running = True
+            self._round_lease = lease
             for name, tensor in self.optimizer.state().items():
                 self._round_start[name].copy_(tensor)
             self._round_start[OWN_STEPS].fill_(self.own_steps)

@@ -1,0 +1,48 @@
+"""What a run directory holds: its newest model and the specification that it was made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from halos.core.fragments import Fragments, ModelLayout
+from halos.core.topology import ROOT
+from halos.errors import UserError
+from halos.runtime.local import checkpoints
+from halos.specification import RunSpecification
+from halos.store import snapshots
+from halos.training.model import GPT, ModelSettings, build_model
+from halos.training.parameters import layout_of, scatter
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """The root's model as of the newest checkpoint."""
+
+    path: Path
+    model: GPT
+    layout: ModelLayout
+    settings: ModelSettings
+    specification: RunSpecification
+    local_steps: int
+
+
+def load_saved(folder: Path) -> SavedModel:
+    """From a run directory. Raises ``UserError`` when there is no run in it."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: there is no such run directory")
+    snapshot = snapshots.newest(checkpoints(folder))
+    manifest = snapshot.manifest
+    settings = ModelSettings.model_validate(manifest["model"])
+    model = build_model(settings, seed=0)
+    layout = layout_of(model)
+    theta = manifest["servers"][ROOT]["parts"]["theta"]
+    scatter(model, layout, Fragments([snapshot.tensors[key] for key in theta]))
+    return SavedModel(
+        path=snapshot.path,
+        model=model.eval(),
+        layout=layout,
+        settings=settings,
+        specification=RunSpecification.model_validate(manifest["specification"]),
+        local_steps=manifest["nodes"][ROOT]["reported"]["local_steps"],
+    )
