@@ -85,6 +85,7 @@ def prepare(specification: RunSpecification, progress: Progress | None = None) -
         identity=Identity(
             run=specification.run.name,
             model=layout.hash,
-            datasets=(f"{dataset.name}@{dataset.content_hash[:16]}",),
+            # Where samples begin and end depends on their length as well.
+            datasets=(f"{dataset.name}@{dataset.content_hash[:16]}/{dataset.sequence_length}",),
         ),
     )
