@@ -15,17 +15,13 @@ from torch import Tensor, nn
 from halos.core.equations import learning_rate, learning_rate_iteration
 from halos.core.fragments import Fragments, ModelLayout
 from halos.core.messages import Lease, LocalStepsDone, RunLocalSteps
-from halos.errors import UserError
+from halos.errors import Interrupted, UserError
 from halos.training.data import Dataset, SampleOrder
 from halos.training.model import LanguageModel
 from halos.training.optimizer import InnerSettings, build_optimizer
 from halos.training.parameters import difference, l2_norm, scatter
 
 OWN_STEPS = "own_steps"
-
-
-class Interrupted(Exception):  # noqa: N818  nothing went wrong
-    """A round was stopped before its end; the trainer is as it was before the round."""
 
 
 class LocalTrainer:

@@ -12,9 +12,9 @@ from halos.core.equations import learning_rate
 from halos.core.fragments import Fragments
 from halos.core.messages import Lease, LocalStepsDone, RunLocalSteps
 from halos.core.tensors import NOTHING
-from halos.errors import UserError
+from halos.errors import Interrupted, UserError
 from halos.training.data import Dataset, SampleOrder
-from halos.training.inner import Interrupted, LocalTrainer, resolve_device
+from halos.training.inner import LocalTrainer, resolve_device
 from halos.training.model import LanguageModel, ModelSettings, build_model
 from halos.training.optimizer import InnerSettings
 from halos.training.parameters import gather, l2_norm, layout_of
@@ -185,19 +185,19 @@ def test_training_goes_on_from_what_was_captured(trainer: Make, job: Job) -> Non
     worker = trainer()
     payload = parameters(worker)
     worker.run(job(0, 8, payload))
-    at_rest = worker.capture(round_start=False)
+    at_rest = worker.capture(before=None)
     second = worker.run(job(8, 16, payload))
-    assert same(worker.capture(round_start=True), at_rest)
-    assert not same(worker.capture(round_start=False), at_rest)
-    for name, tensor in worker.capture(round_start=False).items():
-        assert tensor.data_ptr() != worker.capture(round_start=False)[name].data_ptr()
+    assert same(worker.capture(before=second.lease), at_rest)
+    assert not same(worker.capture(before=None), at_rest)
+    for name, tensor in worker.capture(before=None).items():
+        assert tensor.data_ptr() != worker.capture(before=None)[name].data_ptr()
 
     other = trainer()
     other.restore(at_rest)
-    assert same(other.capture(round_start=True), at_rest)
+    assert same(other.capture(before=None), at_rest)
     again = other.run(job(8, 16, payload))
     assert torch.equal(flat(again.payload), flat(second.payload))
-    assert same(other.capture(round_start=False), worker.capture(round_start=False))
+    assert same(other.capture(before=None), worker.capture(before=None))
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -219,12 +219,10 @@ def test_amid_a_round_its_start_can_be_captured(trainer: Make, job: Job) -> None
     worker = trainer()
     payload = parameters(worker)
     worker.run(job(0, 8, payload))
-    before, seen = worker.capture(round_start=False), []
+    before, seen = worker.capture(before=None), []
 
     def look(step: int) -> bool:
-        seen.append(worker.capture(round_start=True))
-        with pytest.raises(RuntimeError, match="amid a round"):
-            worker.capture(round_start=False)
+        seen.append(worker.capture(before=None))
         return False
 
     worker.stop = Watched(look)
@@ -241,7 +239,7 @@ def test_a_stopped_round_never_began(trainer: Make, job: Job) -> None:
     worker.stop = Watched(lambda step: step == 3)
     with pytest.raises(Interrupted):
         worker.run(job(8, 24, payload))
-    assert same(worker.capture(round_start=False), other.capture(round_start=False))
+    assert same(worker.capture(before=None), other.capture(before=None))
     assert worker.own_steps == other.own_steps == 2
     worker.stop = threading.Event()
     again, expected = worker.run(job(8, 24, payload)), other.run(job(8, 24, payload))
