@@ -1,0 +1,207 @@
+"""A server and its child servers: pushes, answers, coming back, being given up."""
+
+from __future__ import annotations
+
+import pytest
+
+from halos.core.messages import (
+    DeadlineReached,
+    Drain,
+    Grant,
+    MemberJoined,
+    MemberLost,
+    PushAnswer,
+    RaiseFence,
+    Reject,
+    Report,
+    Resume,
+    Resumed,
+)
+from halos.core.server import Server
+from tests.core.builders import (
+    found,
+    join_region,
+    only,
+    push_of,
+    receive,
+    request_of,
+    root_server,
+    tell,
+    torch_state,
+    values,
+)
+
+
+@pytest.fixture
+def root() -> Server:
+    """Regions eu and us hold 0 to 100 and 100 to 200 of 200."""
+    root = root_server(200, tensors=torch_state(10.0), drain_timeout_s=300)
+    for fence, name in enumerate(("eu", "us"), start=1):
+        join_region(root, name, fence=fence)
+        receive(root, name, request_of(1, 100, fence=fence))
+    return root
+
+
+class TestPushes:
+    def test_are_applied_at_once_and_answered_with_the_current_model(self, root: Server) -> None:
+        eu = receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        us = receive(root, "us", push_of(1, 2.0, fence=2, contained=((100, 110),)))
+        first, second = only(eu, PushAnswer, "eu"), only(us, PushAnswer, "us")
+        assert (first.sequence, first.fence, first.version) == (1, 1, 1)
+        assert (second.sequence, second.fence, second.version) == (1, 2, 2)
+        assert (values(first.payload), values(second.payload)) == ([9.0], [7.0])
+
+    def test_are_entered_into_the_books(self, root: Server) -> None:
+        report = Report(5, 20, 300, 750.0, ((0, 10), (20, 30)), ((10, 20),))
+        receive(root, "eu", push_of(1, 1.0, **_fields(report)))
+        receive(root, "eu", push_of(2, 1.0, **_fields(Report(1, 4, 60, 90.0, ((30, 40),)))))
+        ledger = root.state.leasing.ledger
+        assert ledger.credited.as_tuple() == ((0, 40),)
+        assert ledger.delivered.as_tuple() == ((0, 10), (20, 40))
+        assert root.state.reported == Report(6, 24, 360, 840.0)
+        assert root.state.version == 2
+
+    def test_the_last_one_ends_the_run(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 60),), dropped=((60, 100),)))
+        receive(root, "us", push_of(1, 1.0, fence=2, contained=((100, 199),)))
+        assert not root.state.finished
+        effects = receive(root, "us", push_of(2, 1.0, fence=2, contained=((199, 200),)))
+        assert root.state.finished
+        assert found(effects, PushAnswer, "us")
+
+
+def _fields(report: Report) -> dict[str, object]:
+    return {name: getattr(report, name) for name in Report.__slots__}
+
+
+class TestComingBack:
+    def back(self, root: Server, **resume: object) -> tuple[Resumed, list[PushAnswer]]:
+        given = {"fence": 9, "tenure": 1, "sequence": 1, "in_flight": True} | resume
+        effects = join_region(root, "eu", **given)  # type: ignore[arg-type]
+        return only(effects, Resumed, "eu"), found(effects, PushAnswer, "eu")
+
+    def test_for_the_first_time_with_the_model_that_the_root_began_with(self) -> None:
+        root = root_server(tensors=torch_state(10.0))
+        resumed = only(join_region(root), Resumed)
+        assert resumed == Resumed(1, 1, 0, reset=True, version=0, payload=None)
+
+    def test_for_the_first_time_later(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        resumed = only(join_region(root, "ap", fence=3), Resumed)
+        assert resumed.payload is not None
+        assert (resumed.reset, resumed.version, values(resumed.payload)) == (True, 1, [9.0])
+
+    def test_with_a_push_that_was_applied_it_gets_the_answer(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        receive(root, "us", push_of(1, 2.0, fence=2, contained=((100, 110),)))
+        resumed, answers = self.back(root)
+        assert (resumed.reset, resumed.sequence, resumed.payload) == (False, 1, None)
+        (answer,) = answers
+        assert (answer.sequence, answer.fence, answer.version) == (1, 9, 2)
+        assert values(answer.payload) == [7.0]
+
+    def test_with_a_push_that_never_came_it_hears_so(self, root: Server) -> None:
+        resumed, answers = self.back(root)
+        assert (resumed.reset, resumed.sequence, answers) == (False, 0, [])
+        effects = receive(root, "eu", push_of(1, 3.0, fence=9, contained=((0, 50),)))
+        assert values(only(effects, PushAnswer).payload) == [7.0]
+
+    def test_with_nothing_in_flight(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        resumed, answers = self.back(root, in_flight=False)
+        assert (resumed.reset, resumed.sequence, answers) == (False, 1, [])
+
+    def test_keeps_what_it_holds(self, root: Server) -> None:
+        self.back(root)
+        assert root.state.leasing.ledger.held["eu"].as_tuple() == ((0, 100),)
+
+    @pytest.mark.parametrize(
+        "resume",
+        [
+            {"tenure": 0, "sequence": 0, "in_flight": False},  # it lost its state
+            {"tenure": 2},  # it knows a tenure that we never gave
+            {"sequence": 5},  # it cut pushes that we never saw
+            {"sequence": 0, "in_flight": False},  # it forgot pushes that we applied
+        ],
+    )
+    def test_with_a_state_that_does_not_continue_it_starts_again(
+        self, root: Server, resume: dict[str, object]
+    ) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        resumed, answers = self.back(root, **resume)
+        assert resumed.payload is not None
+        assert (resumed.reset, values(resumed.payload), answers) == (True, [9.0], [])
+        assert (resumed.tenure, resumed.sequence) == (2, 1)
+        held = root.state.leasing.ledger.held.get("eu")
+        assert held is None
+        assert root.leasing.state.ledger.returned[0].start == 10
+
+    def test_after_it_was_given_up_it_starts_again(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        tell(root, MemberLost("eu"))
+        resumed, _ = self.back(root, in_flight=False)
+        assert (resumed.reset, resumed.tenure > 1) == (True, True)
+
+    def test_what_it_pushed_before_the_root_gave_it_up_stays_credited(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        tell(root, MemberLost("eu"))
+        grant = only(receive(root, "us", request_of(2, 100, fence=2)), Grant)
+        assert [(b.start, b.end) for b in grant.blocks] == [(10, 100)]
+
+
+class TestGivingUp:
+    """A region's unreported blocks are reclaimed only at the end of the epoch after a visible
+    `drain_timeout`, or when the operator evicts it, in the same transition that raises its fence.
+    """
+
+    def test_not_while_others_still_have_samples(self) -> None:
+        root = root_server(200, drain_timeout_s=300)
+        join_region(root, "eu")
+        receive(root, "eu", request_of(1, 100))
+        assert root.next_deadline() is None
+
+    def test_at_the_end_after_the_timeout(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 100),)), now=50.0)
+        effects = receive(root, "eu", request_of(2, 4), now=60.0)  # nothing is left: it waits
+        assert only(effects, Drain, "eu")
+        assert root.next_deadline() == 360.0
+        assert root.handle(DeadlineReached(), now=359.9) == []
+        effects = root.handle(DeadlineReached(), now=360.0)
+        assert found(effects, RaiseFence, "root.members") == [RaiseFence("us")]
+        assert only(effects, Grant, "eu").blocks[0].start == 100
+        late = receive(root, "us", push_of(1, 1.0, fence=2, contained=((100, 110),)), now=361.0)
+        assert only(late, Reject, "us").reason == "fenced"
+
+    def test_later_if_it_was_heard_of_meanwhile(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 100),)), now=50.0)
+        receive(root, "eu", request_of(2, 4), now=60.0)
+        receive(root, "us", push_of(1, 1.0, fence=2, contained=((100, 110),)), now=200.0)
+        assert root.next_deadline() == 500.0
+        tell(root, MemberJoined("us", "server", 5, ("text",)), now=300.0)
+        assert root.next_deadline() == 600.0
+
+    def test_nobody_who_holds_nothing(self, root: Server) -> None:
+        for name, fence, start in (("eu", 1, 0), ("us", 2, 100)):
+            report = {"contained": ((start, start + 99),)}
+            receive(root, name, push_of(1, 1.0, fence=fence, **report))
+        receive(root, "eu", request_of(2, 4), now=1.0)
+        receive(root, "us", push_of(2, 1.0, fence=2, contained=((199, 200),)), now=10.0)
+        effects = root.handle(DeadlineReached(), now=301.0)
+        assert found(effects, RaiseFence) == [RaiseFence("eu")]
+
+    def test_by_the_operator_at_any_time(self, root: Server) -> None:
+        receive(root, "us", request_of(2, 4, fence=2))
+        effects = tell(root, MemberLost("eu"))
+        assert only(effects, Grant, "us").blocks[0].start == 0
+        late = receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        assert only(late, Reject).reason == "fenced"
+
+
+def test_after_the_end_a_region_is_told_to_stop(root: Server) -> None:
+    receive(root, "eu", push_of(1, 1.0, contained=((0, 100),)))
+    receive(root, "us", push_of(1, 1.0, fence=2, contained=((100, 200),)))
+    before = values(root.tensors.publish())
+    for message in (push_of(2, 1.0), Resume(1, 1, 1, True, 1), request_of(2, 4)):
+        (effect,) = receive(root, "eu", message)
+        assert type(effect.message).__name__ == "Stop"  # type: ignore[union-attr]
+    assert values(root.tensors.publish()) == before
