@@ -155,19 +155,17 @@ class Block(nn.Module):
         self.gate_up = Linear(width, 2 * settings.ffn_width)
         self.ffn_out = Linear(settings.ffn_width, width)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """From and to [B, T, width]; ``cos`` and ``sin`` are [T, 1, head width / 2]."""
-        x = x + self._attention(self.attention_norm(x), cos, sin)
+    def forward(self, x: Tensor, turns: Tensor) -> Tensor:
+        """From and to [B, T, width]; ``turns`` as :func:`rotate` takes them."""
+        x = x + self._attention(self.attention_norm(x), turns)
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)
         return x + self.ffn_out(F.silu(gate) * up)  # type: ignore[no-any-return]
 
-    def _attention(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attention(self, x: Tensor, turns: Tensor) -> Tensor:
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, -1, self.head_width)
         both, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=2)
-        a, b = both.chunk(2, dim=-1)
-        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(v)
-        q, k = torch.split(rotated, [self.heads, self.kv_heads], dim=2)
+        q, k = torch.split(rotate(both, turns).type_as(v), [self.heads, self.kv_heads], dim=2)
         y = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),
@@ -178,11 +176,24 @@ class Block(nn.Module):
         return self.attention_out(y.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
 
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Turn each pair of features of ``x`` [B, T, heads, head width] by its position's angle.
+
+    ``turns`` [T, 1, head width / 2, 2] holds cosines and sines.
+    """
+    pairs, turns = x.float().view(*x.shape[:-1], -1, 2), turns.float()
+    if torch.compiler.is_compiling():  # it has no code for complex numbers, and fuses these
+        (a, b), (cos, sin) = pairs.unbind(-1), turns.unbind(-1)
+        return torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+    # One product of complex numbers takes a fifth of the time of six operations on halves.
+    turned = torch.view_as_complex(pairs) * torch.view_as_complex(turns)
+    return torch.view_as_real(turned).flatten(-2)
+
+
 class GPT(LanguageModel):
     """Decoder-only transformer: RMSNorm, rotary positions (Su et al. 2021), SwiGLU, no biases."""
 
-    cos: Tensor
-    sin: Tensor
+    turns: Tensor
 
     def __init__(self, settings: ModelSettings) -> None:
         """Parameters are uninitialised until :meth:`reset_parameters`."""
@@ -197,18 +208,17 @@ class GPT(LanguageModel):
         self.head = Linear(settings.width, settings.vocab_size)
         if settings.tied:
             self.head.weight = self.embedding.weight
-        shape = (self.context, 1, settings.width // settings.heads // 2)
-        self.register_buffer("cos", torch.empty(shape), persistent=False)
-        self.register_buffer("sin", torch.empty(shape), persistent=False)
+        turns = torch.empty(self.context, 1, settings.width // settings.heads // 2, 2)
+        self.register_buffer("turns", turns, persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         if length > self.context:
             raise ValueError(f"sequence of {length} tokens; the model's context is {self.context}")
-        cos, sin = self.cos[:length], self.sin[:length]
+        turns = self.turns[:length]
         x = self.embedding(tokens)
         for layer in self.layers:
-            x = layer(x, cos, sin)
+            x = layer(x, turns)
         return self.head(self.norm(x))  # type: ignore[no-any-return]
 
     @torch.no_grad()
@@ -231,11 +241,10 @@ class GPT(LanguageModel):
     @torch.no_grad()
     def reset_rotary(self) -> None:
         """Fill the table of rotations, which is neither trained nor saved."""
-        half = self.cos.shape[-1]
+        half = self.turns.shape[2]
         rates = self.settings.rope_base ** -(torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(self.context, dtype=torch.float64), rates)[:, None]
-        self.cos.copy_(angles.cos())
-        self.sin.copy_(angles.sin())
+        self.turns.copy_(torch.stack((angles.cos(), angles.sin()), dim=-1))
 
 
 def build_model(settings: ModelSettings, seed: int) -> GPT:

@@ -77,7 +77,8 @@ def test_rounds_from_ones_own_result_are_plain_adamw(
         torch.testing.assert_close(flat(done.payload), change, rtol=0, atol=0)
         payload = ended
     wanted = flat(gather(plain, layout_of(plain)))
-    torch.testing.assert_close(flat(payload), wanted, rtol=0, atol=1e-7)
+    rounding = 1e-7 if accumulation == 1 else 1e-6  # sums in another order
+    torch.testing.assert_close(flat(payload), wanted, rtol=0, atol=rounding)
 
 
 def test_what_is_told_of_a_round(trainer: Make, job: Job) -> None:

@@ -91,8 +91,17 @@ def test_order_matters_and_only_distances_do() -> None:
         parameter.data.mul_(3)
     logits = model(torch.tensor([[1, 2, 3]]))
     assert not torch.allclose(model(torch.tensor([[2, 1, 3]]))[0, -1], logits[0, -1], atol=1e-3)
-    model.cos, model.sin = model.cos[4:], model.sin[4:]
+    model.turns = model.turns[4:]
     torch.testing.assert_close(model(torch.tensor([[1, 2, 3]])), logits)
+
+
+def test_a_compiled_model_turns_positions_alike(
+    sizes: ModelSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = build_model(sizes, seed=0), torch.arange(8)[None]
+    logits = model(tokens)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(model(tokens), logits)
 
 
 def test_a_fresh_model_knows_nothing(sizes: ModelSettings) -> None:
