@@ -51,7 +51,8 @@ def standard_library(progress: Progress | None = None) -> tuple[Path, Path]:
     """Files of bytes (train, validation), made on first use. Files do not straddle the two.
 
     ``progress`` hears of files done once that takes more than ``PROGRESS_AFTER_S``. Several
-    processes may do this at once. Raises ``UserError`` if the interpreter has no sources.
+    processes may do this at once. Raises ``UserError`` if the interpreter has no sources or the
+    cache no room.
     """
     root = Path(sysconfig.get_path("stdlib"))
     sources = list_sources(root)
@@ -63,7 +64,13 @@ def standard_library(progress: Progress | None = None) -> tuple[Path, Path]:
     folder = cache_folder() / f"python-stdlib-{platform.python_version()}-{_digest(root, sources)}"
     if not folder.exists():
         log.info("building %s from %d files of %s", folder, len(sources), root)
-        build(root, sources, folder, progress)
+        try:
+            build(root, sources, folder, progress)
+        except OSError as error:
+            raise UserError(
+                f"the built-in text cannot be kept in {folder.parent}: {error.strerror}; set "
+                "HALOS_CACHE to a folder with 20 MB to write to"
+            ) from None
     return folder / "train.bin", folder / "validation.bin"
 
 

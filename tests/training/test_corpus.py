@@ -110,6 +110,15 @@ def test_an_interpreter_without_sources_says_what_to_do(
         corpus.standard_library()
 
 
+def test_a_cache_that_cannot_be_written_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder can be made below this")
+    monkeypatch.setenv("HALOS_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"cannot be kept in .*file: .*; set HALOS_CACHE"):
+        corpus.standard_library()
+
+
 def test_a_hash_is_of_content_and_type_and_is_remembered(tmp_path: Path) -> None:
     one, same = tmp_path / "one.bin", tmp_path / "same.bin"
     one.write_bytes(b"abcd")
