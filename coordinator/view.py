@@ -116,8 +116,11 @@ def curve(points: Sequence[Point]) -> list[RenderableType]:
     """Validation loss over local steps, as blocks."""
     if len(points) < 2:
         return []
-    chosen = [points[i * (len(points) - 1) // (CURVE_WIDTH - 1)] for i in range(CURVE_WIDTH)]
-    losses = [point.loss for point in chosen]
+    from numpy import interp, linspace
+
+    steps = [point.local_steps for point in points]
+    columns = linspace(steps[0], steps[-1], CURVE_WIDTH)
+    losses = interp(columns, steps, [point.loss for point in points]).tolist()
     low, high = min(losses), max(losses)
     scale = CURVE_HEIGHT * 8 / (high - low or 1.0)
     levels = [max(1, math.ceil((loss - low) * scale)) for loss in losses]
@@ -126,7 +129,8 @@ def curve(points: Sequence[Point]) -> list[RenderableType]:
         label = {CURVE_HEIGHT - 1: f"{high:6.3f}", 0: f"{low:6.3f}"}.get(row, " " * 6)
         blocks = "".join(EIGHTHS[min(8, max(0, level - row * 8))] for level in levels)
         rows.append(Text.assemble((label, "dim"), " ", (blocks, "cyan")))
-    rows.append(Text(f"{'':7}{'0':<{CURVE_WIDTH - 12}}{points[-1].local_steps:>8,} steps", "dim"))
+    first, last = f"{steps[0]:,}", f"{steps[-1]:,} steps"
+    rows.append(Text(f"{'':7}{first}{last:>{CURVE_WIDTH - len(first)}}", "dim"))
     return rows
 
 
