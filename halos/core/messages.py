@@ -380,7 +380,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class RunLocalSteps:
-    """Train ``local_steps`` inner steps of ``batch_size`` samples of ``lease``, from ``payload``."""
+    """Train ``local_steps`` steps of ``batch_size`` samples of ``lease``, from ``payload``."""
 
     lease: Lease
     local_steps: int
@@ -404,5 +404,5 @@ class Node(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When the node wants :class:`DeadlineReached`, on ``now``'s clock; asked after each event."""
+        """When the node wants :class:`DeadlineReached`, on ``now``'s clock. Ask after each event."""
         ...
