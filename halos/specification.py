@@ -16,7 +16,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     ValidationInfo,
     model_validator,
 )
@@ -25,14 +24,10 @@ from halos.core.equations import OuterSettings
 from halos.core.membership import MembershipSettings
 from halos.core.settings import Settings
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
-from halos.errors import UserError
 from halos.reading import read_settings
 from halos.training.data import DataSettings
 from halos.training.model import ModelSettings
 from halos.training.optimizer import InnerSettings
-
-WARMUP_SHARE = 300 / 6144
-"""Of the learning-rate schedule, as in the paper."""
 
 
 def from_the_files_folder(path: Path, info: ValidationInfo) -> Path:
@@ -45,12 +40,6 @@ def data_from_the_files_folder(data: DataSettings, info: ValidationInfo) -> Data
     return data.model_copy(
         update={field: file and from_the_files_folder(file, info) for field, file in files.items()}
     )
-
-
-def all_that_inner_sets(inner: InnerSettings) -> dict[str, Any]:
-    """Written down without the schedule's length if the user left that to the run."""
-    open_fields = {"total_iterations", "warmup_iterations"} - inner.model_fields_set
-    return inner.model_dump(exclude=open_fields)
 
 
 def a_plain_name(name: str) -> str:
@@ -230,7 +219,7 @@ class RunSpecification(Settings):
     run: RunTable = Field(description='a section [run] with name = "..."')
     model: ModelSettings = ModelSettings(preset="0.1m")
     data: Annotated[DataSettings, AfterValidator(data_from_the_files_folder)] = DataSettings()
-    inner: Annotated[InnerSettings, PlainSerializer(all_that_inner_sets)] = InnerSettings()
+    inner: InnerSettings = InnerSettings()
     sync: SyncTable = SyncTable()
     training: TrainingTable = TrainingTable()
     root: RootTable = RootTable()
@@ -303,15 +292,7 @@ class RunSpecification(Settings):
 
         Raises ``UserError`` if the warm-up that the user set is longer than that.
         """
-        given = self.inner.model_dump(exclude_unset=True)
-        total = given.setdefault("total_iterations", self.iterations(dataset_samples))
-        warmup = given.setdefault("warmup_iterations", round(WARMUP_SHARE * total))
-        if warmup > total:
-            raise UserError(
-                f"[inner] warmup_iterations: {warmup} is not allowed; give at most {total}, "
-                "the iterations of the whole run"
-            )
-        return InnerSettings.model_validate(given)
+        return self.inner.for_run(self.iterations(dataset_samples))
 
 
 def line_of(name: str, parents: Mapping[str, str]) -> list[str]:

@@ -404,5 +404,5 @@ class Node(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When the node wants :class:`DeadlineReached`, on ``now``'s clock. Ask after each event."""
+        """When the node wants :class:`DeadlineReached`, on ``now``'s clock."""
         ...

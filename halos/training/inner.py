@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from halos.core.equations import learning_rate, learning_rate_iteration
+from halos.core.equations import learning_rate_iteration
 from halos.core.fragments import Fragments, ModelLayout
 from halos.core.messages import Lease, LocalStepsDone, RunLocalSteps
 from halos.errors import Interrupted, UserError
@@ -128,15 +128,9 @@ class LocalTrainer:
 
     def _rate(self, progress: int, step: int) -> float:
         """The run's rate at this step, less while this worker's own moments are cold."""
-        settings = self.settings
-        rate = learning_rate(
-            learning_rate_iteration(progress, self.global_batch, step),
-            peak=settings.learning_rate,
-            warmup=settings.warmup_iterations,
-            total=settings.total_iterations,
-            floor_ratio=settings.min_ratio,
-        )
-        return rate * min(1.0, (self.own_steps + 1) / max(1, settings.rewarm_steps))
+        iteration = learning_rate_iteration(progress, self.global_batch, step)
+        rate = self.settings.rate(iteration)
+        return rate * min(1.0, (self.own_steps + 1) / max(1, self.settings.rewarm_steps))
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.settings.precision == "bf16":

@@ -10,7 +10,12 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from halos.core.equations import learning_rate
 from halos.core.settings import Settings
+from halos.errors import UserError
+
+WARMUP_SHARE = 300 / 6144
+"""Of the learning-rate schedule, as in the paper."""
 
 
 class InnerSettings(Settings):
@@ -28,8 +33,8 @@ class InnerSettings(Settings):
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     gradient_clip: float = Field(default=1.0, ge=0)
-    total_iterations: int = Field(default=6144, ge=1)
-    warmup_iterations: int = Field(default=300, ge=0)
+    total_iterations: int | None = Field(default=None, ge=1)
+    warmup_iterations: int | None = Field(default=None, ge=0)
     min_ratio: float = Field(default=0.1, ge=0, le=1)
     rewarm_steps: int = Field(default=8, ge=0)
     accumulation: int = Field(default=1, ge=1)
@@ -46,11 +51,37 @@ class InnerSettings(Settings):
 
     @field_validator("warmup_iterations")
     @classmethod
-    def _within_total(cls, warmup: int, info: ValidationInfo) -> int:
-        total = info.data.get("total_iterations", warmup)
-        if warmup > total:
+    def _within_total(cls, warmup: int | None, info: ValidationInfo) -> int | None:
+        total = info.data.get("total_iterations")
+        if warmup is not None and total is not None and warmup > total:
             raise ValueError(f"is longer than total_iterations ({total})")
         return warmup
+
+    def for_run(self, iterations: int) -> InnerSettings:
+        """With the schedule as long as the run, where it is left open. ``UserError`` if the
+        warm-up is longer than that."""
+        total = self.total_iterations or iterations
+        warmup = self.warmup_iterations
+        if warmup is None:
+            warmup = round(WARMUP_SHARE * total)
+        if warmup > total:
+            raise UserError(
+                f"[inner] warmup_iterations: {warmup} is not allowed; give at most {total}, "
+                "the iterations of the whole run"
+            )
+        return self.model_copy(update={"total_iterations": total, "warmup_iterations": warmup})
+
+    def rate(self, iteration: int) -> float:
+        """Of inner step ``iteration`` (from 1) of the run. Needs the schedule's length."""
+        if self.total_iterations is None or self.warmup_iterations is None:
+            raise ValueError("the schedule has no length yet: call InnerSettings.for_run")
+        return learning_rate(
+            iteration,
+            peak=self.learning_rate,
+            warmup=self.warmup_iterations,
+            total=self.total_iterations,
+            floor_ratio=self.min_ratio,
+        )
 
 
 class AdamW:
