@@ -8,7 +8,7 @@ let go. So nothing is copied for readers, and a snapshot needs no stop (DESIGN 3
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -20,11 +20,14 @@ from halos.core.tensors import Payload, RefusalReason
 
 
 class Shared:
-    """Fragments of one writer and any number of readers, copied on write."""
+    """Fragments of one writer and any number of readers, copied on write.
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = list(tensors)
-        self._held: weakref.ref[Fragments] | None = None
+    Readers hold :class:`Fragments`; to hold only its tensors protects nothing.
+    """
+
+    def __init__(self, content: Fragments) -> None:
+        self._tensors = list(content.tensors)
+        self._held: weakref.ref[Fragments] | None = weakref.ref(content)
         self._retired: list[tuple[weakref.ref[Fragments], list[Tensor]]] = []
 
     def read(self) -> Fragments:
@@ -76,13 +79,13 @@ class TorchState:
 
     @classmethod
     def start(cls, model: Fragments, settings: OuterSettings, *, has_parent: bool) -> TorchState:
-        """From parameters, which this state takes over, with an outer optimizer at rest."""
+        """From parameters, with an outer optimizer at rest."""
         return cls(
-            theta=Shared(model.tensors),
-            momentum=Shared([torch.zeros_like(t) for t in model.tensors]),
-            buffer=Shared([torch.zeros_like(t) for t in model.tensors]),
+            theta=Shared(model),
+            momentum=Shared(Fragments([torch.zeros_like(t) for t in model.tensors])),
+            buffer=Shared(Fragments([torch.zeros_like(t) for t in model.tensors])),
             settings=settings,
-            base=Shared([t.clone() for t in model.tensors]) if has_parent else None,
+            base=Shared(model.copy()) if has_parent else None,
         )
 
     def check(self, payload: Payload) -> RefusalReason | None:
@@ -163,11 +166,11 @@ class TorchState:
         """From what :meth:`capture` gave."""
         base = parts.get("base")
         return cls(
-            theta=Shared(parts["theta"].tensors),
-            momentum=Shared(parts["momentum"].tensors),
-            buffer=Shared(parts["buffer"].tensors),
+            theta=Shared(parts["theta"]),
+            momentum=Shared(parts["momentum"]),
+            buffer=Shared(parts["buffer"]),
             settings=settings,
-            base=Shared(base.tensors) if base else None,
+            base=Shared(base) if base else None,
             step=step,
             at_cut=parts.get("at_cut"),
         )

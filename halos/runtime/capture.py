@@ -14,13 +14,12 @@ from cattrs.strategies import configure_tagged_union
 from torch import Tensor
 
 from halos.core.equations import OuterSettings
-from halos.core.fragments import Fragments
 from halos.core.messages import Event, Node, NodeId
 from halos.core.server import Server
 from halos.core.state import TorchState
 from halos.core.tensors import Payload
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds
-from halos.store.encoding import TensorTable, decoder, encoder
+from halos.store.encoding import PayloadReader, TensorTable, decoder, encoder
 
 
 class WorkerTensors(Protocol):
@@ -77,32 +76,37 @@ def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTe
     return Capture(manifest, table.tensors, table.payloads)
 
 
-def node_states(capture: Capture, nodes: Mapping[NodeId, Node]) -> dict[NodeId, Any]:
-    """The saved state of each of ``nodes``, which serve as examples of their kinds."""
-    decode = decoder(capture.tensors)
-    saved = capture.manifest["nodes"]
-    return {name: decode.structure(saved[name], type(_state(n))) for name, n in nodes.items()}
+class Restored:
+    """What a capture holds, as objects again. Payloads that were one object are one again."""
 
+    def __init__(self, saved: Capture) -> None:
+        self._manifest = saved.manifest
+        self._tensors = saved.tensors
+        self._payloads = PayloadReader(saved.tensors)
+        self._decode = decoder(self._payloads)
+        configure_tagged_union(Event | RoundEnds, self._decode, tag_name="type")
 
-def server_tensors(capture: Capture, server: NodeId, settings: OuterSettings) -> TorchState:
-    saved = capture.manifest["servers"][server]
-    parts = {
-        name: Fragments([capture.tensors[key] for key in keys])
-        for name, keys in saved["parts"].items()
-    }
-    return TorchState.restore(parts, settings, step=saved["step"])
+    def node_states(self, nodes: Mapping[NodeId, Node]) -> dict[NodeId, Any]:
+        """The saved state of each of ``nodes``, which serve as examples of their kinds."""
+        saved = self._manifest["nodes"]
+        return {
+            name: self._decode.structure(saved[name], type(_state(node)))
+            for name, node in nodes.items()
+        }
 
+    def server_tensors(self, server: NodeId, settings: OuterSettings) -> TorchState:
+        saved = self._manifest["servers"][server]
+        parts = {name: self._payloads.fragments(keys) for name, keys in saved["parts"].items()}
+        return TorchState.restore(parts, settings, step=saved["step"])
 
-def worker_tensors(capture: Capture, worker: NodeId) -> dict[str, Tensor]:
-    saved = capture.manifest["workers"][worker]
-    return {name: capture.tensors[key] for name, key in saved.items()}
+    def worker_tensors(self, worker: NodeId) -> dict[str, Tensor]:
+        saved = self._manifest["workers"][worker]
+        return {name: self._tensors[key] for name, key in saved.items()}
 
-
-def under_way(capture: Capture) -> list[Pending]:
-    decode = decoder(capture.tensors)
-    configure_tagged_union(Event | RoundEnds, decode, tag_name="type")
-    pending: list[Pending] = decode.structure(capture.manifest["under_way"], list[Pending])
-    return pending
+    def under_way(self) -> list[Pending]:
+        saved = self._manifest["under_way"]
+        pending: list[Pending] = self._decode.structure(saved, list[Pending])
+        return pending
 
 
 def _state(node: Node) -> Any:

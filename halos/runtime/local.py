@@ -27,14 +27,7 @@ from halos.core.state import TorchState
 from halos.core.tensors import TensorState
 from halos.core.topology import ROOT
 from halos.errors import UserError
-from halos.runtime.capture import (
-    Capture,
-    capture,
-    node_states,
-    server_tensors,
-    under_way,
-    worker_tensors,
-)
+from halos.runtime.capture import Capture, Restored, capture
 from halos.runtime.dispatcher import Trainer
 from halos.runtime.environment import UniformTime
 from halos.runtime.evaluation import Evaluator
@@ -66,7 +59,6 @@ class LocalRun:
     trainers: dict[NodeId, LocalTrainer]
     evaluator: Evaluator
     metrics: RunMetrics = field(default_factory=RunMetrics)
-    failed_save: str | None = None  # why the last checkpoint in the background was not written
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _writing: Future[Path] | None = None
     _saved_at: float = field(default_factory=time.monotonic)
@@ -145,9 +137,7 @@ class LocalRun:
         if self._writing is not None:
             if not self._writing.done():
                 return
-            error = self._writing.exception()
-            self.failed_save = str(error) if error else None
-            if error:
+            if error := self._writing.exception():
                 log.warning("%s", error)
             self._writing = None
         if time.monotonic() >= self._saved_at + self.prepared.specification.checkpoint.every_s:
@@ -248,27 +238,27 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
         fair = 1 if order == "fixed" else max(1, cores // len(topology.workers))
         torch.set_num_threads(fair)
     trainers = {worker.name: prepared.trainer() for worker in topology.workers}
+    restored = Restored(saved) if saved is not None else None
     plan = RunPlan(
         topology=topology,
         identity=prepared.identity,
         membership=ALONE,
         samples={prepared.identity.datasets[0]: prepared.total_samples},
         server_settings=lambda _: prepared.server_settings(),
-        tensors=lambda name: _tensors(prepared, name, saved),
+        tensors=lambda name: _tensors(prepared, name, restored),
     )
     nodes = plan.nodes()
-    if saved is not None:
-        nodes = plan.nodes(node_states(saved, nodes))
+    if restored is not None:
+        nodes = plan.nodes(restored.node_states(nodes))
         for name, trainer in trainers.items():
-            trainer.restore(worker_tensors(saved, name))
+            trainer.restore(restored.worker_tensors(name))
     driver = _driver(prepared, order, nodes, trainers, saved)
     for trainer in trainers.values():
         trainer.stop = driver.stopping
-    if saved is None:
+    if restored is None:
         driver.start()
     else:
-        driver.restore(under_way(saved))
-        driver.finished = saved.manifest["finished"]
+        driver.restore(restored.under_way())
     evaluation = prepared.specification.evaluation
     evaluator = Evaluator(
         build_model(prepared.model, 0),
@@ -280,10 +270,10 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
     return LocalRun(prepared, driver, trainers, evaluator)
 
 
-def _tensors(prepared: Prepared, server: NodeId, saved: Capture | None) -> TensorState:
+def _tensors(prepared: Prepared, server: NodeId, restored: Restored | None) -> TensorState:
     settings = prepared.outer_settings(server)
-    if saved is not None:
-        return server_tensors(saved, server, settings)
+    if restored is not None:
+        return restored.server_tensors(server, settings)
     return TorchState.start(prepared.start.copy(), settings, has_parent=server != ROOT)
 
 

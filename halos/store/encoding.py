@@ -40,9 +40,27 @@ class TensorTable:
         return [self.add(t) for t in payload.tensors]
 
 
-def payload_from(keys: list[str] | None, tensors: Mapping[str, Tensor]) -> Payload:
-    """The inverse of :meth:`TensorTable.add_payload`. Raises ``KeyError`` for a missing tensor."""
-    return NOTHING if keys is None else Fragments([tensors[key] for key in keys])
+class PayloadReader:
+    """The inverse of :class:`TensorTable`: equal keys give one and the same payload.
+
+    It matters that it is one, since holding it keeps its owner from writing to it. All are held
+    here: let go of this once everything is read.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._known: dict[tuple[str, ...], Fragments] = {}
+
+    def payload(self, keys: list[str] | None) -> Payload:
+        return NOTHING if keys is None else self.fragments(keys)
+
+    def fragments(self, keys: list[str]) -> Fragments:
+        """Raises ``KeyError`` for a tensor that is not there."""
+        known = self._known.get(tuple(keys))
+        if known is None:
+            known = Fragments([self._tensors[key] for key in keys])
+            self._known[tuple(keys)] = known
+        return known
 
 
 def encoder(table: TensorTable) -> Converter:
@@ -50,9 +68,9 @@ def encoder(table: TensorTable) -> Converter:
     return _converter(write=table.add_payload)
 
 
-def decoder(tensors: Mapping[str, Tensor]) -> Converter:
+def decoder(payloads: PayloadReader) -> Converter:
     """Turns JSON values back into state. Raises for anything that does not fit its type."""
-    return _converter(read=lambda keys, _: payload_from(keys, tensors))
+    return _converter(read=lambda keys, _: payloads.payload(keys))
 
 
 def describer() -> Converter:
