@@ -7,6 +7,7 @@ import pytest
 from halos.core.messages import (
     DeadlineReached,
     Drain,
+    Finish,
     Grant,
     MemberJoined,
     MemberLost,
@@ -68,6 +69,17 @@ class TestPushes:
         effects = receive(root, "us", push_of(2, 1.0, fence=2, contained=((199, 200),)))
         assert root.state.finished
         assert found(effects, PushAnswer, "us")
+
+
+@pytest.mark.parametrize(("steps", "over"), [(49, False), (50, True), (51, True)])
+def test_a_comparison_ends_at_the_update_that_reaches_its_steps(steps: int, over: bool) -> None:
+    """a run ends at the first root update whose cumulative reported local steps reach the total"""
+    root = root_server(None, stop_after_local_steps=100)
+    join_region(root, "eu")
+    receive(root, "eu", request_of(1, 100))
+    receive(root, "eu", push_of(1, 1.0, contained=((0, 10),), local_steps=50))
+    effects = receive(root, "eu", push_of(2, 1.0, contained=((10, 20),), local_steps=steps))
+    assert bool(found(effects, Finish)) == root.state.finished == over
 
 
 def _fields(report: Report) -> dict[str, object]:
@@ -179,6 +191,17 @@ class TestGivingUp:
         assert root.next_deadline() == 500.0
         tell(root, MemberJoined("us", "server", 5, ("text",)), now=300.0)
         assert root.next_deadline() == 600.0
+
+    def test_only_who_was_silent(self) -> None:
+        root = root_server(200, drain_timeout_s=300)
+        for fence, name in enumerate(("eu", "us"), start=1):
+            join_region(root, name, fence=fence)
+            receive(root, name, request_of(1, 100, fence=fence))
+        receive(root, "us", request_of(2, 4, fence=2), now=10.0)
+        receive(root, "us", push_of(1, 1.0, fence=2, contained=((100, 110),)), now=20.0)
+        effects = root.handle(DeadlineReached(), now=310.0)
+        assert found(effects, RaiseFence) == [RaiseFence("eu")]
+        assert root.next_deadline() is None  # there are samples to hand out again
 
     def test_nobody_who_holds_nothing(self, root: Server) -> None:
         for name, fence, start in (("eu", 1, 0), ("us", 2, 100)):

@@ -102,6 +102,13 @@ class TestStartingAgain:
         region, assignment, _ = started_again
         assert only(give_samples(region, 600, 700), Assignment).lease.id != assignment.lease.id
 
+    def test_after_losing_its_state_it_counts_pushes_on_from_where_the_parent_is(self) -> None:
+        region = region_server(tensors=torch_state(0.0, parent=True), accumulation=1)
+        meet_parent(region, tenure=3, sequence=7, version=20, payload=fragments(1.0))
+        join_worker(region)
+        assignment = only(give_samples(region, 0, 100), Assignment)
+        assert only(rounds(region, assignment, 1)[1], Push).sequence == 8
+
     def test_its_own_child_servers_start_again_too(self) -> None:
         region = region_server(tensors=torch_state(0.0, parent=True))
         meet_parent(region)

@@ -12,7 +12,7 @@ from halos.core.equations import OuterSettings
 from halos.core.fragments import Fragments
 from halos.core.state import Shared, TorchState
 from halos.core.tensors import NOTHING, Payload
-from tests.core.builders import fragments, torch_state, values
+from tests.core.builders import PLAIN, fragments, torch_state, values
 
 NESTEROV = OuterSettings(rate=0.5, momentum=0.5, momentum_delay=2)
 
@@ -96,6 +96,18 @@ class TestWhatWasHandedOut:
         parts = {name: part.copy() for name, part in state.capture().items()}
         restored = TorchState.restore(parts, NESTEROV, step=state.step)
         assert on(restored) == on(state)
+
+    def test_a_cut_survives_a_restore(self) -> None:
+        state = torch_state(1.0, parent=True)
+        state.apply(fragments(0.5))
+        state.cut()
+        parts = state.capture()
+        del state
+        restored = TorchState.restore(parts, PLAIN, step=1)
+        del parts
+        restored.apply(fragments(2.0))
+        restored.blend(fragments(9.0), merge_weight=1.0, carry=True)
+        assert values(restored.cut()) == [2.0]
 
 
 class TestMemory:
