@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
 from halos.core.ledger import Ledger
-from halos.core.messages import BlockRequest, Grant, Lease, NodeId, Role
+from halos.core.messages import BlockRequest, Grant, Lease, NodeId, Resume, Role
 from halos.core.settings import Settings
 
 
@@ -25,8 +25,9 @@ class LeasingSettings(Settings):
     lease_horizon_s: float = Field(default=30.0, gt=0)
     lease_block: int | None = Field(default=None, ge=0)
 
-    def steps_for(self, worker: NodeId) -> int:
-        return self.local_steps_of.get(worker, self.local_steps)
+    def samples_for(self, worker: NodeId) -> int:
+        """Samples of a full round of ``worker``."""
+        return self.local_steps_of.get(worker, self.local_steps) * self.batch_size
 
 
 @dataclass(slots=True)
@@ -36,14 +37,42 @@ class Child:
     role: Role
     fence: int | None
     datasets: tuple[str, ...]
-    lease: Lease | None = None  # a worker's
+    # a worker's
+    lease: Lease | None = None
     number: int = 0  # of its last assignment
     answered: str | None = None  # its last lease that was credited
-    tenure: int = 0  # a server's; raised when its state stops counting
+    # a server's
+    resumed: bool = False  # in this session
+    resume: Resume | None = None  # to be answered once there is a model to hand out
+    tenure: int = 0  # raised when its state stops counting
     sequence: int = 0  # of its last push that was applied
-    heard: float = 0.0  # when that was
+    heard: float = 0.0  # when that was, or when it came back for the first time since
+    came_back: bool = False  # since then
     request: BlockRequest | None = None
-    grant: Grant | None = None
+    grant: Grant | None = None  # the last one
+    drained: bool = False  # told that nothing is left
+    reclaims: int = 0  # how often it held the run up at its end
+
+    @property
+    def granted(self) -> int:
+        """Number of the last grant in this tenure."""
+        return self.grant.number if self.grant is not None else 0
+
+    def end_session(self) -> None:
+        self.fence, self.resumed, self.resume, self.drained = None, False, None, False
+
+    def continued_by(self, resume: Resume) -> bool:
+        """Whether the child's state is what these books say of it.
+
+        It is, but for one push that may have been applied or not and one grant that may have
+        arrived or not; either side can have been set back further, by an older saved state.
+        """
+        answered = resume.sequence - resume.in_flight
+        return (
+            resume.tenure == self.tenure > 0
+            and answered <= self.sequence <= resume.sequence
+            and resume.granted <= self.granted <= resume.granted + 1
+        )
 
 
 @dataclass(slots=True)
@@ -51,10 +80,9 @@ class LeasingState:
     ledger: Ledger = field(default_factory=Ledger)
     children: dict[NodeId, Child] = field(default_factory=dict)
     waiting: list[NodeId] = field(default_factory=list)  # for samples, in order
-    leases_cut: int = 0
-    request_number: int = 0
     request: BlockRequest | None = None  # open at the parent
-    drained: bool = False  # the parent has nothing left to issue
+    granted: int = 0  # number of the last grant received in this tenure
+    drained_after: int | None = None  # the grant after which the parent has nothing left
     recent: float = 0.0  # samples issued over about the last horizon ...
     recent_at: float = 0.0  # ... as of then
 
@@ -66,31 +94,65 @@ class Leasing:
         self.server = server
         self.settings = settings
         self.state = state
+        self.ledger = state.ledger
+
+    # ------------------------------------------------------------ what is left
+
+    @property
+    def more_may_come(self) -> bool:
+        """Whether the parent may grant more; the root has no parent and owns what there is."""
+        state = self.state
+        drained = state.drained_after is not None and state.drained_after >= state.granted
+        return not drained and not self.ledger.sections
 
     @property
     def exhausted(self) -> bool:
         """Nothing can be issued here, and the parent (or the run) has nothing left either."""
-        ledger = self.state.ledger
-        own_source = bool(ledger.sections)
-        return ledger.available() == 0 and (own_source or self.state.drained)
+        return not self.ledger.any_left and not self.more_may_come
 
-    def next_lease(self, worker: NodeId, *, epoch: int, now: float) -> Lease | None:
+    @property
+    def somebody_idle(self) -> bool:
+        """Whether a child that is here has nothing to do for want of samples."""
+        for name in self.state.waiting:
+            child = self.state.children[name]
+            asks = child.request is not None and child.request.need > 0
+            if child.fence is not None and (child.role == "worker" or asks):
+                return True
+        return False
+
+    @property
+    def draining(self) -> bool:
+        """Whether no further updates are to be waited for: somebody is idle, or all are."""
+        if self.more_may_come:
+            return False
+        if not self.ledger.any_left and self.somebody_idle:
+            return True
+        return not any(held.total for held in self.ledger.held.values())
+
+    def dry_for(self, child: Child) -> bool:
+        """Whether nothing is left that this child could be given."""
+        return not self.more_may_come and not self.ledger.available(child.datasets)
+
+    # ------------------------------------------------------------ to children
+
+    def next_lease(self, worker: NodeId, *, now: float) -> Lease | None:
         """Cut a lease for ``worker``: a full round, or what is left once no more can come."""
-        ledger, child = self.state.ledger, self.state.children[worker]
-        need = self._lease_samples(worker)
+        child = self.state.children[worker]
+        need = self.settings.samples_for(worker)
         if not self._enough(need, child.datasets):
             return None
-        blocks = ledger.take(need, worker, child.datasets)
+        blocks = self.ledger.take(need, worker, child.datasets)
         if not blocks:
             return None
-        self.state.leases_cut += 1
-        self._issued(sum(b.end - b.start for b in blocks), now)
+        self._issued(sum([b.end - b.start for b in blocks]), now)
+        child.number += 1
+        first = blocks[0]
         child.lease = Lease(
-            id=f"{self.server}/{epoch}/{self.state.leases_cut}",
-            dataset=blocks[0].dataset,
-            origin=blocks[0].origin,
-            ranges=tuple((b.start, b.end) for b in blocks),
-            progress=blocks[0].progress,
+            id=f"{worker}/{child.fence}/{child.number}",
+            dataset=first.dataset,
+            origin=first.origin,
+            ranges=tuple([(b.start, b.end) for b in blocks]),
+            progress=first.progress,
         )
         return child.lease
 
@@ -99,38 +161,57 @@ class Leasing:
 
         Of a bounded run, what is asked for ahead of need is at most half an equal share of the
         rest, or a round's worth: near the end no region sits on samples that another could train
-        on. A request may have grown stale, so a need of none is answered with a round's worth too.
+        on.
         """
         child = self.state.children[server]
-        request, ledger = child.request, self.state.ledger
+        request = child.request
         if request is None or child.fence is None or not self._enough(request.need, child.datasets):
             return None
-        servers = sum(c.role == "server" for c in self.state.children.values())
-        available = ledger.available(child.datasets)
-        ahead = available if math.isinf(available) else available // (2 * max(1, servers))
-        a_round = self.settings.local_steps * self.settings.batch_size
-        size = int(min(request.want, max(request.need, ahead, a_round)))
-        blocks = ledger.take(size, server, child.datasets)
+        size = request.want
+        if size > request.need:
+            servers = sum([c.role == "server" for c in self.state.children.values()])
+            available = self.ledger.available(child.datasets)
+            share = size if math.isinf(available) else int(available) // (2 * servers)
+            a_round = self.settings.local_steps * self.settings.batch_size
+            size = min(size, max(request.need, share, a_round))
+        blocks = self.ledger.take(size, server, child.datasets)
         if not blocks:
             return None
-        self._issued(sum(b.end - b.start for b in blocks), now)
-        child.request = None
+        self._issued(sum([b.end - b.start for b in blocks]), now)
+        child.request, child.drained = None, False
         child.grant = Grant(child.fence, request.number, tuple(blocks))
         return child.grant
 
+    def wait(self, child: NodeId) -> None:
+        """Note that ``child`` waits for samples."""
+        if child not in self.state.waiting:
+            self.state.waiting.append(child)
+
+    def give_back(self, child: NodeId) -> None:
+        """What ``child`` held may be issued again; it waits for nothing any more."""
+        self.ledger.give_back(child)
+        entry = self.state.children[child]
+        entry.lease = entry.request = entry.grant = None
+        if child in self.state.waiting:
+            self.state.waiting.remove(child)
+
+    # ------------------------------------------------------------ from the parent
+
     def next_request(self, fence: int, *, now: float) -> BlockRequest | None:
-        """Ask the parent for more, when needed and no request is open."""
-        state = self.state
-        if state.request is not None:
+        """Ask the parent for more when stock is short, or again when more is needed than asked."""
+        state, request = self.state, self.state.request
+        if request is not None and request.fence == fence and not state.waiting:
             return None
-        stock = state.ledger.available()
-        need = max(0, self._need_of_waiting() - int(stock))
-        ahead = self._ahead(now)
-        if not need and (stock > ahead / 2 or not ahead):
+        need, want = self._wanted(now)
+        if request is None:
+            if not want:
+                return None
+            state.request = BlockRequest(fence, state.granted + 1, need, want)
+        elif request.fence == fence and need <= request.need:
             return None
-        state.request_number += 1
-        want = max(need, need + ahead - int(stock))
-        state.request = BlockRequest(fence, state.request_number, need, want)
+        else:
+            need, want = max(need, request.need), max(want, request.want)
+            state.request = replace(request, fence=fence, need=need, want=want)
         return state.request
 
     def receive(self, grant: Grant) -> bool:
@@ -138,55 +219,54 @@ class Leasing:
         state = self.state
         if state.request is None or state.request.number != grant.number:
             return False
-        state.ledger.receive(grant.blocks)
+        self.ledger.receive(grant.blocks)
         state.request = None
-        state.drained = False
+        state.granted = grant.number
         return True
-
-    def give_back(self, child: NodeId) -> None:
-        """What ``child`` held may be issued again; it waits for nothing any more."""
-        self.state.ledger.give_back(child)
-        entry = self.state.children[child]
-        entry.lease = entry.request = entry.grant = None
-        if child in self.state.waiting:
-            self.state.waiting.remove(child)
 
     def forget(self) -> None:
         """The parent took back all samples: leases and grants cut from them are void."""
         state = self.state
-        state.ledger.forget()
+        self.ledger.forget()
         state.waiting.clear()
-        state.request, state.drained = None, False
+        state.request, state.granted, state.drained_after = None, 0, None
         for child in state.children.values():
             child.lease = child.request = child.grant = None
 
-    def _enough(self, need: int, datasets: tuple[str, ...]) -> bool:
-        more_may_come = not self.state.ledger.sections and not self.state.drained
-        return not more_may_come or self.state.ledger.available(datasets) >= max(1, need)
+    # ------------------------------------------------------------ how much
 
-    def _lease_samples(self, worker: NodeId) -> int:
-        return self.settings.steps_for(worker) * self.settings.batch_size
+    def _enough(self, need: int, datasets: tuple[str, ...]) -> bool:
+        return not self.more_may_come or self.ledger.available(datasets) >= max(1, need)
+
+    def _wanted(self, now: float) -> tuple[int, int]:
+        """Samples that must come for those who wait, and that should come with them if any."""
+        stock = int(self.ledger.available())
+        need = max(0, self._need_of_waiting() - stock) if self.state.waiting else 0
+        ahead = self._ahead(now)
+        if not need and (stock > ahead / 2 or not ahead):
+            return 0, 0
+        return need, need + max(0, ahead - stock)
 
     def _need_of_waiting(self) -> int:
         need = 0
         for name in self.state.waiting:
             child = self.state.children[name]
             if child.role == "worker":
-                need += self._lease_samples(name)
+                need += self.settings.samples_for(name)
             elif child.request is not None:
                 need += child.request.need
         return need
 
     def _ahead(self, now: float) -> int:
         """Samples to keep in stock beyond the need of the moment."""
-        if self.settings.lease_block is not None:
-            return self.settings.lease_block
-        a_round = sum(
-            self._lease_samples(name)
-            for name, child in self.state.children.items()
-            if child.role == "worker" and child.fence is not None
-        )
-        return max(a_round, math.ceil(self._decayed(now)))
+        block = self.settings.lease_block
+        if block == 0:
+            return 0
+        present = [(n, c) for n, c in self.state.children.items() if c.fence is not None]
+        if block is not None:
+            return block if present else 0
+        a_round = sum([self.settings.samples_for(n) for n, c in present if c.role == "worker"])
+        return max(a_round, round(self._decayed(now)))
 
     def _issued(self, samples: int, now: float) -> None:
         self.state.recent = self._decayed(now) + samples

@@ -8,9 +8,10 @@ and a move from a place where the position is not raises ``ValueError``.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from halos.core.messages import Block, NodeId, Range, Report
 from halos.core.ranges import RangeSet
@@ -27,7 +28,13 @@ class Section:
 
     @property
     def remaining(self) -> float:
-        return float("inf") if self.end is None else self.end - self.next
+        return math.inf if self.end is None else self.end - self.next
+
+    def cut(self, samples: int, progress: int) -> Block:
+        """The next up to ``samples`` positions, issued when the run's progress is ``progress``."""
+        start = self.next
+        self.next = start + samples if self.end is None else min(start + samples, self.end)
+        return Block(self.dataset, self.origin, start, self.next, progress)
 
 
 def sections_for(samples: dict[str, int | None]) -> list[Section]:
@@ -48,7 +55,7 @@ def sections_for(samples: dict[str, int | None]) -> list[Section]:
 
 @dataclass(slots=True)
 class Ledger:
-    """The books of one server."""
+    """The books of one server. ``stock``: positions in ``fresh`` and ``returned``."""
 
     sections: list[Section] = field(default_factory=list)
     fresh: list[Block] = field(default_factory=list)
@@ -58,12 +65,16 @@ class Ledger:
     seen_progress: int = 0
     credited: RangeSet = field(default_factory=RangeSet)
     delivered: RangeSet = field(default_factory=RangeSet)
+    stock: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.stock = sum([b.end - b.start for b in (*self.fresh, *self.returned)])
 
     @property
     def progress(self) -> int:
         """Samples issued over the whole run, as far as this server knows."""
         if self.sections:
-            return sum(s.next - s.origin for s in self.sections)
+            return sum([s.next - s.origin for s in self.sections])
         return self.seen_progress
 
     @property
@@ -74,15 +85,28 @@ class Ledger:
             return None
         return sum(s.end - s.origin for s in self.sections if s.end is not None)
 
+    @property
+    def all_credited(self) -> bool:
+        """At the root: whether nothing of the run is left to do."""
+        return self.credited.total == self.total
+
+    @property
+    def any_left(self) -> bool:
+        """Whether anything could be issued now, to a child that has all data sets."""
+        return self.stock > 0 or any(s.next != s.end for s in self.sections)
+
     def available(self, datasets: Collection[str] | None = None) -> float:
         """Positions that could be issued now, to a child that has these data sets."""
-        stock = sum(
-            b.end - b.start
-            for b in (*self.returned, *self.fresh)
-            if datasets is None or b.dataset in datasets
-        )
-        own = (s for s in self.sections if datasets is None or s.dataset in datasets)
-        return stock + sum(s.remaining for s in own)
+        count: float = 0
+        if self.stock:
+            for pool in (self.returned, self.fresh):
+                for block in pool:
+                    if datasets is None or block.dataset in datasets:
+                        count += block.end - block.start
+        for section in self.sections:
+            if datasets is None or section.dataset in datasets:
+                count += section.remaining
+        return count
 
     def take(
         self, samples: int, child: NodeId, datasets: Collection[str] | None = None
@@ -90,23 +114,24 @@ class Ledger:
         """Issue up to ``samples`` positions of one data set to ``child``: returned ones first."""
         taken: list[Block] = []
         progress = self.progress
-        for pool in (self.returned, self.fresh):
-            missing = samples - sum(b.end - b.start for b in taken)
-            wanted = {taken[0].dataset} if taken else datasets
-            taken += _take_from(pool, missing, wanted, progress if pool is self.returned else None)
-        missing = samples - sum(b.end - b.start for b in taken)
-        section = self._section({taken[0].dataset} if taken else datasets)
-        if section is not None and missing > 0:
-            size = int(min(missing, section.remaining))
-            taken.append(
-                Block(section.dataset, section.origin, section.next, section.next + size, progress)
-            )
-            section.next += size
-        holding = self.held.setdefault(child, RangeSet())
+        missing = samples
+        if self.stock:
+            missing = _take_from(self.returned, missing, datasets, taken, progress)
+            missing = _take_from(self.fresh, missing, datasets, taken, None)
+            self.stock -= samples - missing
+        if missing > 0 and self.sections:
+            section = self._section((taken[0].dataset,) if taken else datasets)
+            if section is not None:
+                taken.append(section.cut(missing, progress))
+        if not taken:
+            return taken
+        holding = self.held.get(child)
+        if holding is None:
+            holding = self.held[child] = RangeSet()
         for block in taken:
             holding.add(block.start, block.end)
             self.origins[block.origin] = block.dataset
-        self.seen_progress = max([self.seen_progress, *(b.progress for b in taken)])
+            self.seen_progress = max(self.seen_progress, block.progress)
         return taken
 
     def receive(self, blocks: Iterable[Block]) -> None:
@@ -115,12 +140,14 @@ class Ledger:
             self.origins[block.origin] = block.dataset
             self.seen_progress = max(self.seen_progress, block.progress)
             self.fresh.append(block)
+            self.stock += block.end - block.start
 
     def give_back(self, child: NodeId) -> None:
         """All that ``child`` holds may be issued again."""
         for start, end in self.held.pop(child, RangeSet()):
             origin = self._origin_of(start)
             self.returned.append(Block(self.origins[origin], origin, start, end, 0))
+            self.stock += end - start
         self.returned.sort(key=lambda b: b.start)
 
     def forget(self) -> None:
@@ -128,6 +155,7 @@ class Ledger:
         self.fresh.clear()
         self.returned.clear()
         self.held.clear()
+        self.stock = 0
 
     def holds(self, child: NodeId, ranges: Iterable[Range]) -> bool:
         """Whether ``child`` holds each of ``ranges``, and each only once among them."""
@@ -171,32 +199,45 @@ def _share_left(section: Section) -> float:
 
 
 def _take_from(
-    pool: list[Block], samples: int, datasets: Collection[str] | None, progress: int | None
-) -> list[Block]:
-    """Remove up to ``samples`` positions of one data set from the front of ``pool``.
+    pool: list[Block],
+    samples: int,
+    datasets: Collection[str] | None,
+    taken: list[Block],
+    progress: int | None,
+) -> int:
+    """Move up to ``samples`` positions, of one data set, from the front of ``pool`` to ``taken``.
 
     ``progress`` replaces that of the blocks; without it a later part of a block counts as issued
-    later by as many samples as lie before it.
+    later by as many samples as lie before it. Returns how many positions are still missing.
     """
-    taken: list[Block] = []
     index = 0
     while index < len(pool) and samples > 0:
         block = pool[index]
-        wanted = {taken[0].dataset} if taken else datasets
+        wanted = (taken[0].dataset,) if taken else datasets
         if wanted is not None and block.dataset not in wanted:
             index += 1
             continue
         size = min(samples, block.end - block.start)
         samples -= size
-        piece = replace(block, end=block.start + size)
-        taken.append(piece if progress is None else replace(piece, progress=progress))
-        if piece.end == block.end:
+        middle = block.start + size
+        at = block.progress if progress is None else progress
+        taken.append(Block(block.dataset, block.origin, block.start, middle, at))
+        if middle == block.end:
             del pool[index]
         else:
-            pool[index] = replace(
-                block, start=piece.end, progress=block.progress + piece.end - block.start
-            )
-    return taken
+            later = block.progress + size
+            pool[index] = Block(block.dataset, block.origin, middle, block.end, later)
+    return samples
+
+
+def totals(total: Report, report: Report) -> Report:
+    """Sum of the counts of two reports, ranges apart."""
+    return Report(
+        updates=total.updates + report.updates,
+        local_steps=total.local_steps + report.local_steps,
+        tokens=total.tokens + report.tokens,
+        loss_tokens=total.loss_tokens + report.loss_tokens,
+    )
 
 
 @dataclass(slots=True)

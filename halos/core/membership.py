@@ -22,6 +22,8 @@ from halos.core.messages import (
     Joined,
     Leave,
     LinkLost,
+    MemberAway,
+    MemberExpected,
     MemberJoined,
     MemberLost,
     NodeId,
@@ -41,6 +43,8 @@ from halos.core.messages import (
 from halos.core.settings import Settings
 
 FENCED = "the fence was raised: join again"
+NONE = 0  # a fence that is never issued
+EPOCH_BITS = 32  # each start of a process issues fewer fences than this many bits count
 
 
 class MembershipSettings(Settings):
@@ -61,16 +65,17 @@ class Identity(Settings):
 
 @dataclass(slots=True)
 class Member:
+    """Somebody who is here, or, with fence ``NONE``, expected to come back."""
+
     role: Role
     fence: int
     heard: float  # `now` of the last sign of life
-    present: bool = True
 
 
 @dataclass(slots=True)
 class MembershipState:
     members: dict[NodeId, Member] = field(default_factory=dict)
-    last_fence: int = 0
+    last_fence: int = NONE
     over: bool = False
 
 
@@ -91,16 +96,17 @@ class Membership:
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
         match event:
-            case Started():
-                for member in self.state.members.values():
-                    member.heard = now  # a restart of ours is no silence of theirs
-                return []
+            case Started(epoch):
+                return self._started(epoch, now)
             case Received(sender, Join() as join):
                 return self._join(sender, join, now)
             case Received(sender, Heartbeat(fence)):
                 return self._heartbeat(sender, fence, now)
             case Received(sender, Leave(fence)):
                 return self._leave(member_of(sender), fence)
+            case Told(MemberExpected(member_id, role)):
+                self.state.members.setdefault(member_id, Member(role, NONE, now))
+                return []
             case Told(RaiseFence(member_id)):
                 return self._lose(member_id)
             case Told(RunOver()):
@@ -114,13 +120,24 @@ class Membership:
     def next_deadline(self) -> float | None:
         if not self.settings.heartbeat_interval_s or self.state.over:
             return None
-        heard = [m.heard for m in self.state.members.values() if m.present]
+        heard = [m.heard for m in self.state.members.values()]
         return min(heard) + self.settings.heartbeat_timeout_s if heard else None
 
+    def _started(self, epoch: int, now: float) -> list[Effect]:
+        """After a restart every session is over; a restart of ours is no silence of theirs."""
+        self.state.last_fence = max(self.state.last_fence, epoch << EPOCH_BITS)
+        for member in self.state.members.values():
+            member.fence, member.heard = NONE, now
+        return []
+
     def _join(self, session: NodeId, join: Join, now: float) -> list[Effect]:
+        member = member_of(session)
+        known = self.state.members.get(member)
+        if known is not None and known.role != join.role:
+            detail = f"a {known.role} of this name is here already"
+            return [Reject(session, "wrong_role", "join", None, detail)]
         if refusal := _refuse(session, join, self.identity):
             return [refusal]
-        member = member_of(session)
         self.state.last_fence += 1
         fence = self.state.last_fence
         self.state.members[member] = Member(join.role, fence, now)
@@ -134,7 +151,6 @@ class Membership:
         if member is None or member.fence != fence:
             return [Reject(session, "fenced", "heartbeat", fence, FENCED)]
         member.heard = now
-        member.present = True
         return [Send(session, HeartbeatSeen(fence))]
 
     def _leave(self, member: NodeId, fence: int) -> list[Effect]:
@@ -142,24 +158,24 @@ class Membership:
         return self._lose(member) if known is not None and known.fence == fence else []
 
     def _lose(self, member: NodeId) -> list[Effect]:
-        lost = self.state.members.pop(member, None)
-        if lost is None:
+        return [Tell(self.server, MemberLost(member)), *self._end_session(member)]
+
+    def _end_session(self, member: NodeId) -> list[Effect]:
+        known = self.state.members.pop(member, None)
+        if known is None or known.fence == NONE:
             return []
-        return [
-            Tell(self.server, MemberLost(member)),
-            Reject(session_of(member), "fenced", "session", lost.fence, FENCED),
-        ]
+        return [Reject(session_of(member), "fenced", "session", known.fence, FENCED)]
 
     def _time_out(self, now: float) -> list[Effect]:
         """A silent worker loses its lease; a silent region is only away: its work comes later."""
         effects: list[Effect] = []
         for name, member in list(self.state.members.items()):
-            if not member.present or now < member.heard + self.settings.heartbeat_timeout_s:
+            if now < member.heard + self.settings.heartbeat_timeout_s:
                 continue
             if member.role == "worker":
                 effects += self._lose(name)
             else:
-                member.present = False
+                effects += [Tell(self.server, MemberAway(name)), *self._end_session(name)]
         return effects
 
 
@@ -191,8 +207,7 @@ class Session:
     def handle(self, event: Event, *, now: float) -> list[Effect]:
         match event:
             case Started():
-                self.state.fence = None
-                return self._try(now)
+                return self._started(now)
             case LinkLost() | Told(FenceStale()):
                 return self._lost(now)
             case Received(_, Refused(reason="fenced", fence=fence)):
@@ -214,6 +229,10 @@ class Session:
     def next_deadline(self) -> float | None:
         return None if self.state.over else self.state.next_try
 
+    def _started(self, now: float) -> list[Effect]:
+        self.state.fence = None
+        return [Finish()] if self.state.over else self._try(now)
+
     def _try(self, now: float) -> list[Effect]:
         self.state.next_try = now + self.settings.retry_s
         return [Send(self.membership, self.join)]
@@ -228,9 +247,11 @@ class Session:
         return [Tell(self.node, Joined(fence))]
 
     def _lost(self, now: float) -> list[Effect]:
-        told: list[Effect] = [] if self.state.fence is None else [Tell(self.node, ParentLost())]
+        """Join again; if we are at that already, then at the time set for the next try."""
+        if self.state.fence is None or self.state.over:
+            return []
         self.state.fence = None
-        return told + self._try(now)
+        return [Tell(self.node, ParentLost()), *self._try(now)]
 
     def _deadline(self, now: float) -> list[Effect]:
         if self.state.over or self.state.next_try is None or now < self.state.next_try:

@@ -114,18 +114,26 @@ class WorkerUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """A child server that joined says where it stands; ``tenure`` 0: with nothing to continue."""
+    """A child server that joined says where it stands; ``tenure`` 0: with nothing to continue.
+
+    It sends nothing else before this is answered: one a session.
+    """
 
     fence: int
     tenure: int
     sequence: int  # of the push in flight, or of the last one answered
     in_flight: bool
     base_version: int
+    granted: int = 0  # number of the last grant received
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRequest:
-    """``need`` samples are wanted at once, up to ``want`` would save asking again soon."""
+    """``need`` samples are wanted at once, up to ``want`` would save asking again soon.
+
+    Numbered from 1 in each tenure, one open at a time. Sent again under its number when the
+    session is a new one or the need grew.
+    """
 
     fence: int
     number: int
@@ -184,7 +192,8 @@ class Resumed:
     """Answer to :class:`Resume`.
 
     ``reset``: the child's state does not continue what the parent knows; it starts again from
-    ``payload``. Otherwise a push in flight with a number above ``sequence`` was never applied.
+    ``payload`` (``None``: from the model that every run begins with). Otherwise a push in flight
+    was applied if there is a ``payload``, which answers it, and never was if there is none.
     """
 
     fence: int
@@ -206,9 +215,10 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Nothing is left to issue, for now: push what there is."""
+    """Nothing is left to issue after grant number ``granted``, for now: push what there is."""
 
     fence: int
+    granted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,26 +246,12 @@ class Stop:
     """The run is over."""
 
 
-Message = (
-    Join
-    | Heartbeat
-    | Leave
-    | Ready
-    | WorkerUpdate
-    | Resume
-    | BlockRequest
-    | Push
-    | Welcome
-    | HeartbeatSeen
-    | Assignment
-    | Receipt
-    | Resumed
-    | Grant
-    | Drain
-    | PushAnswer
-    | Refused
+FromChild = Join | Heartbeat | Leave | Ready | WorkerUpdate | Resume | BlockRequest | Push
+FromParent = (
+    Welcome | HeartbeatSeen | Assignment | Receipt | Resumed | Grant | Drain | PushAnswer | Refused
     | Stop
-)
+)  # fmt: skip
+Message = FromChild | FromParent
 
 # ---------------------------------------------------------------- notices, within one process
 
@@ -288,10 +284,25 @@ class MemberJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberAway:
+    """Membership to its server: the child server is silent; what it holds stays with it."""
+
+    member: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class MemberLost:
     """Membership to its server: the child's fence was raised; what it holds may be issued again."""
 
     member: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class MemberExpected:
+    """Server to membership, after a restart of both: give it up if it does not come back."""
+
+    member: NodeId
+    role: Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,14 +317,24 @@ class RunOver:
     """Node to the session or membership beside it: nobody need be waited for any more."""
 
 
-Notice = Joined | ParentLost | FenceStale | MemberJoined | MemberLost | RaiseFence | RunOver
+Notice = (
+    Joined | ParentLost | FenceStale | MemberJoined | MemberAway | MemberLost | MemberExpected
+    | RaiseFence | RunOver
+)  # fmt: skip
 
 # ---------------------------------------------------------------- events
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event of every node's life, also after a restart from saved state."""
+    """The first event of every node's life, also after a restart from saved state.
+
+    ``epoch`` must be above that of every earlier start of the same process, so that no fence is
+    issued twice; 0 will do where a process starts once. A whole run that is captured between two
+    events and goes on together with all that was under way is not restarted, and gets none.
+    """
+
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,7 +401,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class RunLocalSteps:
-    """Train ``local_steps`` steps of ``batch_size`` samples of ``lease``, from ``payload``."""
+    """Train ``local_steps`` inner steps of ``batch_size`` samples each, from ``payload``."""
 
     lease: Lease
     local_steps: int
@@ -404,5 +425,5 @@ class Node(Protocol):
         ...
 
     def next_deadline(self) -> float | None:
-        """When the node wants :class:`DeadlineReached`, on ``now``'s clock."""
+        """When, on ``now``'s clock, to send :class:`DeadlineReached`; asked after each event."""
         ...

@@ -22,6 +22,7 @@ from halos.core.messages import (
     RunLocalSteps,
     RunOver,
     Send,
+    Started,
     Stop,
     Tell,
     Told,
@@ -57,7 +58,7 @@ class Worker:
 
     def handle(self, event: Event, *, now: float) -> list[Effect]:
         if self.state.over:
-            return []
+            return self._finish() if isinstance(event, Started) else []
         match event:
             case Told(Joined(fence)):
                 return self._joined(fence)
@@ -75,9 +76,15 @@ class Worker:
                 return self._done(done)
             case Received(_, Stop()):
                 self.state.over = True
-                return [Tell(session_of(self.name), RunOver()), Finish()]
+                return self._finish()
+            case Started():
+                self.state.fence, self.state.round = None, None  # its training ended with us
+                return []
             case _:
                 return []
+
+    def _finish(self) -> list[Effect]:
+        return [Tell(session_of(self.name), RunOver()), Finish()]
 
     def next_deadline(self) -> float | None:
         return None  # the session beside it watches the link
@@ -85,7 +92,7 @@ class Worker:
     def _joined(self, fence: int) -> list[Effect]:
         state = self.state
         state.fence = fence
-        state.number = 0  # a server that restarted may count from the start again
+        state.number = 0  # what we had may have to be sent again
         if state.finished is not None:
             state.finished = replace(state.finished, fence=fence)
             return [Send(self.parent, state.finished)]
@@ -97,7 +104,7 @@ class Worker:
         state = self.state
         self._acknowledge(assignment.answers)
         lease = assignment.lease.id
-        if assignment.fence != state.fence or assignment.number < state.number:
+        if assignment.fence != state.fence or assignment.number <= state.number:
             return []
         state.number = assignment.number
         trains = state.round is not None and state.round.lease == lease

@@ -89,7 +89,7 @@ class TestLeases:
         meet_parent(region)
         join_worker(region)
         give_samples(region, 0, 3)
-        assert only(receive(region, "root", Drain(1)), Assignment).lease.samples == 3
+        assert only(receive(region, "root", Drain(1, 1)), Assignment).lease.samples == 3
 
     def test_are_given_in_the_order_of_waiting(self) -> None:
         region = region_server(lease_block=0)
@@ -98,7 +98,7 @@ class TestLeases:
             join_worker(region, f"w{i}", fence=i + 1)
         effects = give_samples(region, 0, 4)
         effects += give_samples(region, 4, 12)
-        assert [a.lease.id for a in found(effects, Assignment)] == ["eu/1/1", "eu/1/2", "eu/1/3"]
+        assert [a.lease.id for a in found(effects, Assignment)] == ["w2/3/1", "w0/1/1", "w1/2/1"]
         assert [e.to for e in effects if found([e], Assignment)] == ["w2", "w0", "w1"]
 
 
@@ -127,15 +127,17 @@ class TestAskingTheParent:
         assert in_stock[-1] == pytest.approx(expected, rel=0.1)
 
     def test_at_least_a_rounds_worth_ahead(self) -> None:
-        region, _ = working_region(4, workers=1, lease_horizon_s=1e-9)
-        request = region.state.leasing.request
-        assert request is not None and (request.need, request.want) == (0, 4)
+        region, assignments = working_region(16, workers=2, lease_horizon_s=1.0)
+        effects = receive(region, "w0", finished(assignments[0]), now=100.0)
+        # 4 samples are left, which is all that the last second used, but half a round of two
+        assert only(effects, BlockRequest).want == 4
 
-    def test_one_request_at_a_time(self) -> None:
+    def test_one_request_at_a_time_which_grows_with_the_need(self) -> None:
         region = region_server(lease_block=0)
         meet_parent(region)
-        assert found(join_worker(region, "w0"), BlockRequest)
-        assert not found(join_worker(region, "w1", fence=2), BlockRequest)
+        assert only(join_worker(region, "w0"), BlockRequest) == request_of(1, 4)
+        assert only(join_worker(region, "w1", fence=2), BlockRequest) == request_of(1, 8)
+        assert not found(join_worker(region, "w1", fence=3), BlockRequest)
         assert only(give_samples(region, 0, 4), BlockRequest).number == 2
 
     def test_not_while_the_stock_lasts(self) -> None:
@@ -149,12 +151,12 @@ class TestAskingTheParent:
         assert [request.want for request in requests] == [100 - 48]
         assert region.leasing.state.ledger.available() == 1000 - 4 * 241
 
-    def test_a_stale_answer_is_not_taken_in(self) -> None:
-        region, _ = working_region(8)
-        before = region.leasing.state.ledger.available()
-        receive(region, "root", Grant(1, 99, (Block("text", 0, 500, 600, 0),)))
-        receive(region, "root", Grant(1, 1, (Block("text", 0, 500, 600, 0),)))
-        assert region.leasing.state.ledger.available() == before
+    @pytest.mark.parametrize("number", [1, 99])
+    def test_an_answer_to_another_request_is_not_taken_in(self, number: int) -> None:
+        region, _ = working_region(4)
+        assert region.state.leasing.request is not None
+        receive(region, "root", Grant(1, number, (Block("text", 0, 500, 600, 0),)))
+        assert region.leasing.state.ledger.available() == 0
 
 
 class TestGranting:

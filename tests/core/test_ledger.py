@@ -60,6 +60,13 @@ class TestTaking:
         again = ledger.take(15, "w")
         assert [(b.start, b.end, b.progress) for b in again] == [(0, 10, 20), (20, 25, 20)]
 
+    def test_returned_samples_come_before_those_of_a_block(self) -> None:
+        ledger = Ledger()
+        ledger.receive([Block("a", 0, 0, 30, 0)])
+        ledger.take(10, "dead")
+        ledger.give_back("dead")
+        assert spans(ledger.take(15, "w")) == [(0, 10), (10, 15)]
+
     def test_returned_samples_come_back_in_order(self) -> None:
         ledger = root_ledger(a=100)
         for child in ("x", "y", "x"):
@@ -83,6 +90,13 @@ class TestTaking:
         taken = ledger.take(10, "w", ("a", "b"))
         assert [(b.dataset, b.start, b.end) for b in taken] == [("a", 0, 4), ("a", 50, 56)]
         assert ledger.available(("b",)) == 9
+
+    def test_fills_up_from_the_same_data_set_only(self) -> None:
+        ledger = root_ledger(a=100, b=100)
+        ledger.take(10, "dead", ("a",))
+        ledger.give_back("dead")
+        taken = ledger.take(15, "w")  # though b is further behind
+        assert [(b.dataset, b.start, b.end) for b in taken] == [("a", 0, 10), ("a", 10, 15)]
 
     def test_only_of_the_data_sets_that_the_child_has(self) -> None:
         ledger = root_ledger(a=10, b=10)

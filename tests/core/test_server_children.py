@@ -107,10 +107,9 @@ class TestComingBack:
         receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
         receive(root, "us", push_of(1, 2.0, fence=2, contained=((100, 110),)))
         resumed, answers = self.back(root)
-        assert (resumed.reset, resumed.sequence, resumed.payload) == (False, 1, None)
-        (answer,) = answers
-        assert (answer.sequence, answer.fence, answer.version) == (1, 9, 2)
-        assert values(answer.payload) == [7.0]
+        assert (resumed.reset, resumed.sequence, resumed.fence) == (False, 1, 9)
+        assert resumed.payload is not None
+        assert (resumed.version, values(resumed.payload), answers) == (2, [7.0], [])
 
     def test_with_a_push_that_never_came_it_hears_so(self, root: Server) -> None:
         resumed, answers = self.back(root)
@@ -137,16 +136,25 @@ class TestComingBack:
         ],
     )
     def test_with_a_state_that_does_not_continue_it_starts_again(
-        self, root: Server, resume: dict[str, object]
+        self, root: Server, resume: dict[str, int]
     ) -> None:
         receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
         resumed, answers = self.back(root, **resume)
         assert resumed.payload is not None
         assert (resumed.reset, values(resumed.payload), answers) == (True, [9.0], [])
-        assert (resumed.tenure, resumed.sequence) == (2, 1)
+        assert (resumed.tenure, resumed.sequence) == (max(1, resume.get("tenure", 1)) + 1, 1)
         held = root.state.leasing.ledger.held.get("eu")
         assert held is None
         assert root.leasing.state.ledger.returned[0].start == 10
+
+    def test_after_losing_its_state_it_may_count_requests_from_the_start(
+        self, root: Server
+    ) -> None:
+        receive(root, "us", request_of(2, 4, fence=2))  # waits: nothing is left
+        self.back(root, tenure=0, sequence=0, in_flight=False)
+        grant = only(receive(root, "eu", request_of(1, 50, fence=9)), Grant, "eu")
+        assert [(b.start, b.end) for b in grant.blocks] == [(4, 54)]
+        assert root.state.leasing.ledger.held["eu"].as_tuple() == ((4, 54),)
 
     def test_after_it_was_given_up_it_starts_again(self, root: Server) -> None:
         receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))

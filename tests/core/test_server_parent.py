@@ -139,12 +139,12 @@ class TestDraining:
     def test_pushes_below_k_when_the_parent_has_nothing_left(self) -> None:
         region, effects = self.drained(8, 2)
         assert not found(effects, Push)
-        effects = receive(region, "root", Drain(1))
+        effects = receive(region, "root", Drain(1, 1))
         assert only(effects, Push).report.contained == ((0, 8),)
 
     def test_not_while_there_is_something_to_hand_out(self) -> None:
         region, _ = self.drained(16, 2)
-        assert not found(receive(region, "root", Drain(1)), Push)
+        assert not found(receive(region, "root", Drain(1, 1)), Push)
 
     def test_a_drain_of_an_earlier_fence_is_no_news(self) -> None:
         region, _ = self.drained(8, 2)
@@ -154,7 +154,7 @@ class TestDraining:
         region, assignments = working_region(
             8, workers=2, tensors=torch_state(10.0, parent=True), accumulation=100
         )
-        receive(region, "root", Drain(1))
+        receive(region, "root", Drain(1, 1))
         effects = receive(region, "w0", finished(assignments[0], 1.0))
         assert only(effects, Push).report.contained == ((0, 4),)
         assert only(effects, Receipt, "w0")
@@ -164,9 +164,12 @@ class TestDraining:
 
     def test_more_samples_end_the_draining(self) -> None:
         region, _ = self.drained(8, 2)
-        receive(region, "root", Drain(1))
-        assert only(give_samples(region, 8, 100), Assignment, "w0").lease.ranges == ((8, 12),)
-        assert not region.leasing.exhausted
+        receive(region, "root", Drain(1, 1))
+        answer(region, 1, 0.0)
+        assignment = only(give_samples(region, 8, 12), Assignment, "w0")
+        effects = receive(region, "w0", finished(assignment, 1.0))
+        assert not found(effects, Push)  # there may be more
+        assert only(receive(region, "root", Drain(1, 2)), Push).report.contained == ((8, 12),)
 
 
 class TestLosingTheParent:
@@ -181,9 +184,9 @@ class TestLosingTheParent:
         region, assignment = working()
         assignment, _ = rounds(region, assignment, 2)
         answer(region, 1, 0.0, version=5)
-        assert only(tell(region, Joined(2)), Resume) == Resume(2, 1, 1, False, 5)
+        assert only(tell(region, Joined(2)), Resume) == Resume(2, 1, 1, False, 5, 1)
         rounds(region, assignment, 2)
-        assert only(tell(region, Joined(3)), Resume) == Resume(3, 1, 2, True, 5)
+        assert only(tell(region, Joined(3)), Resume) == Resume(3, 1, 2, True, 5, 1)
 
     def test_an_answer_to_an_earlier_session_is_no_news(self) -> None:
         region, _ = working()

@@ -117,7 +117,7 @@ class TestLosing:
             Tell("w", ParentLost()),
             Send("eu.members", JOIN),
         ]
-        assert node.handle(LinkLost(), now=3.5) == [Send("eu.members", JOIN)]
+        assert node.handle(LinkLost(), now=3.5) == []  # it tries again when it said it would
 
     def test_a_stale_fence_means_joining_again(self) -> None:
         assert found(tell(joined(), FenceStale()), Join, "eu.members") == [JOIN]
@@ -133,7 +133,8 @@ class TestLosing:
     def test_after_a_restart_it_joins_whatever_it_knew(self) -> None:
         node = joined(fence=3)
         assert node.handle(Started(), now=50.0) == [Send("eu.members", JOIN)]
-        assert receive(node, "eu.members", Welcome(4), now=51.0) == [Tell("w", Joined(4))]
+        # of a parent that lost its state, too, and counts fences from the start
+        assert receive(node, "eu.members", Welcome(2), now=51.0) == [Tell("w", Joined(2))]
 
 
 def test_ends_with_the_run() -> None:

@@ -146,7 +146,7 @@ class TestCarry:
         )
         assignment, _ = update(region, assignment, 10.0, 10.0)
         receive(region, "w0", finished(assignment, 4.0))
-        receive(region, "root", Drain(1))
+        receive(region, "root", Drain(1, 1))
         effects = receive(region, "root", PushAnswer(1, 1, 1, fragments(0.0)))
         push = only(effects, Push)
         assert values(push.payload) == [4.0]

@@ -159,12 +159,12 @@ def test_every_sample_is_credited_and_delivered(run: Run) -> None:
 
 
 def test_what_is_left_over_below_k_is_drained() -> None:
-    run = Run(samples=4 * 17 + 3)
+    run = Run(samples=4 * 18 + 3)
     ledger = run.server("root").state.leasing.ledger
-    assert ledger.credited.as_tuple() == ledger.delivered.as_tuple() == ((0, 71),)
-    assert run.server("root").state.reported.updates == 18
+    assert ledger.credited.as_tuple() == ledger.delivered.as_tuple() == ((0, 75),)
+    assert run.server("root").state.reported.updates == 19
     for pushes in run.pushes.values():
-        assert sum(push.report.updates for push in pushes) == 18
+        assert sum(push.report.updates for push in pushes) == 19
         assert pushes[-1].report.updates == 1  # below K
 
 
