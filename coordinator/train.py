@@ -121,7 +121,7 @@ def told(result: dict[str, Any]) -> str:
         ("speed", f"{result['tokens'] / result['elapsed_s']:,.0f} tokens/s"),
         ("workers computing", "" if share is None else f"{share:.0%} of the time"),
         ("credited", f"{result['credited']:,} of {result['total']:,} samples"),
-        ("delivered", f"{result['delivered']:,} ({result['delivered'] / result['total']:.0%})"),
+        ("delivered", f"{result['delivered']:,} ({result['delivered'] / result['total']:.1%})"),
         ("checkpoint", result["checkpoint"]),
     ]
     return "\n".join(f"{name:<18} {value}" for name, value in rows if value)
