@@ -120,11 +120,12 @@ def join_region(
     sequence: int = 0,
     in_flight: bool = False,
     base_version: int = 0,
+    granted: int = 0,
     now: float = 0.0,
 ) -> list[Effect]:
     """Let a child server in; by default one with nothing to continue."""
     tell(server, MemberJoined(name, "server", fence, datasets), now=now)
-    resume = Resume(fence, tenure, sequence, in_flight, base_version)
+    resume = Resume(fence, tenure, sequence, in_flight, base_version, granted)
     return receive(server, name, resume, now=now)
 
 

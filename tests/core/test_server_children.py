@@ -9,6 +9,7 @@ from halos.core.messages import (
     Drain,
     Finish,
     Grant,
+    MemberAway,
     MemberJoined,
     MemberLost,
     PushAnswer,
@@ -27,6 +28,7 @@ from tests.core.builders import (
     receive,
     request_of,
     root_server,
+    sent,
     tell,
     torch_state,
     values,
@@ -86,89 +88,6 @@ def _fields(report: Report) -> dict[str, object]:
     return {name: getattr(report, name) for name in Report.__slots__}
 
 
-class TestComingBack:
-    def back(self, root: Server, **resume: object) -> tuple[Resumed, list[PushAnswer]]:
-        given = {"fence": 9, "tenure": 1, "sequence": 1, "in_flight": True} | resume
-        effects = join_region(root, "eu", **given)  # type: ignore[arg-type]
-        return only(effects, Resumed, "eu"), found(effects, PushAnswer, "eu")
-
-    def test_for_the_first_time_with_the_model_that_the_root_began_with(self) -> None:
-        root = root_server(tensors=torch_state(10.0))
-        resumed = only(join_region(root), Resumed)
-        assert resumed == Resumed(1, 1, 0, reset=True, version=0, payload=None)
-
-    def test_for_the_first_time_later(self, root: Server) -> None:
-        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
-        resumed = only(join_region(root, "ap", fence=3), Resumed)
-        assert resumed.payload is not None
-        assert (resumed.reset, resumed.version, values(resumed.payload)) == (True, 1, [9.0])
-
-    def test_with_a_push_that_was_applied_it_gets_the_answer(self, root: Server) -> None:
-        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
-        receive(root, "us", push_of(1, 2.0, fence=2, contained=((100, 110),)))
-        resumed, answers = self.back(root)
-        assert (resumed.reset, resumed.sequence, resumed.fence) == (False, 1, 9)
-        assert resumed.payload is not None
-        assert (resumed.version, values(resumed.payload), answers) == (2, [7.0], [])
-
-    def test_with_a_push_that_never_came_it_hears_so(self, root: Server) -> None:
-        resumed, answers = self.back(root)
-        assert (resumed.reset, resumed.sequence, answers) == (False, 0, [])
-        effects = receive(root, "eu", push_of(1, 3.0, fence=9, contained=((0, 50),)))
-        assert values(only(effects, PushAnswer).payload) == [7.0]
-
-    def test_with_nothing_in_flight(self, root: Server) -> None:
-        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
-        resumed, answers = self.back(root, in_flight=False)
-        assert (resumed.reset, resumed.sequence, answers) == (False, 1, [])
-
-    def test_keeps_what_it_holds(self, root: Server) -> None:
-        self.back(root)
-        assert root.state.leasing.ledger.held["eu"].as_tuple() == ((0, 100),)
-
-    @pytest.mark.parametrize(
-        "resume",
-        [
-            {"tenure": 0, "sequence": 0, "in_flight": False},  # it lost its state
-            {"tenure": 2},  # it knows a tenure that we never gave
-            {"sequence": 5},  # it cut pushes that we never saw
-            {"sequence": 0, "in_flight": False},  # it forgot pushes that we applied
-        ],
-    )
-    def test_with_a_state_that_does_not_continue_it_starts_again(
-        self, root: Server, resume: dict[str, int]
-    ) -> None:
-        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
-        resumed, answers = self.back(root, **resume)
-        assert resumed.payload is not None
-        assert (resumed.reset, values(resumed.payload), answers) == (True, [9.0], [])
-        assert (resumed.tenure, resumed.sequence) == (max(1, resume.get("tenure", 1)) + 1, 1)
-        held = root.state.leasing.ledger.held.get("eu")
-        assert held is None
-        assert root.leasing.state.ledger.returned[0].start == 10
-
-    def test_after_losing_its_state_it_may_count_requests_from_the_start(
-        self, root: Server
-    ) -> None:
-        receive(root, "us", request_of(2, 4, fence=2))  # waits: nothing is left
-        self.back(root, tenure=0, sequence=0, in_flight=False)
-        grant = only(receive(root, "eu", request_of(1, 50, fence=9)), Grant, "eu")
-        assert [(b.start, b.end) for b in grant.blocks] == [(4, 54)]
-        assert root.state.leasing.ledger.held["eu"].as_tuple() == ((4, 54),)
-
-    def test_after_it_was_given_up_it_starts_again(self, root: Server) -> None:
-        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
-        tell(root, MemberLost("eu"))
-        resumed, _ = self.back(root, in_flight=False)
-        assert (resumed.reset, resumed.tenure > 1) == (True, True)
-
-    def test_what_it_pushed_before_the_root_gave_it_up_stays_credited(self, root: Server) -> None:
-        receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
-        tell(root, MemberLost("eu"))
-        grant = only(receive(root, "us", request_of(2, 100, fence=2)), Grant)
-        assert [(b.start, b.end) for b in grant.blocks] == [(10, 100)]
-
-
 class TestGivingUp:
     """A region's unreported blocks are reclaimed only at the end of the epoch after a visible
     `drain_timeout`, or when the operator evicts it, in the same transition that raises its fence.
@@ -197,8 +116,6 @@ class TestGivingUp:
         receive(root, "eu", request_of(2, 4), now=60.0)
         receive(root, "us", push_of(1, 1.0, fence=2, contained=((100, 110),)), now=200.0)
         assert root.next_deadline() == 500.0
-        tell(root, MemberJoined("us", "server", 5, ("text",)), now=300.0)
-        assert root.next_deadline() == 600.0
 
     def test_only_who_was_silent(self) -> None:
         root = root_server(200, drain_timeout_s=300)
@@ -210,6 +127,25 @@ class TestGivingUp:
         effects = root.handle(DeadlineReached(), now=310.0)
         assert found(effects, RaiseFence) == [RaiseFence("eu")]
         assert root.next_deadline() is None  # there are samples to hand out again
+
+    def test_a_return_counts_as_a_sign_of_life_once(self, root: Server) -> None:
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 100),)), now=50.0)
+        receive(root, "eu", request_of(2, 4), now=60.0)
+        for fence, now, deadline in ((5, 300.0, 600.0), (6, 500.0, 600.0)):
+            tell(root, MemberJoined("us", "server", fence, ("text",)), now=now)
+            assert root.next_deadline() == deadline
+
+    def test_each_time_with_twice_the_patience(self, root: Server) -> None:
+        """so that a region with slow rounds or a slow link gets to its end"""
+        receive(root, "eu", push_of(1, 1.0, contained=((0, 100),)))
+        receive(root, "eu", request_of(2, 4), now=1.0)
+        assert root.next_deadline() == 301.0
+        root.handle(DeadlineReached(), now=301.0)  # eu gets 100 to 104
+        join_region(root, "us", fence=9, now=301.0)
+        receive(root, "us", request_of(1, 96, fence=9), now=301.0)
+        receive(root, "eu", push_of(2, 1.0, contained=((100, 104),)), now=305.0)
+        receive(root, "eu", request_of(3, 4), now=310.0)
+        assert root.next_deadline() == 910.0
 
     def test_nobody_who_holds_nothing(self, root: Server) -> None:
         for name, fence, start in (("eu", 1, 0), ("us", 2, 100)):
@@ -226,6 +162,50 @@ class TestGivingUp:
         assert only(effects, Grant, "us").blocks[0].start == 0
         late = receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
         assert only(late, Reject).reason == "fenced"
+
+
+class TestSilence:
+    """A silent region is only away: what it holds stays with it, and its work comes later."""
+
+    def test_nothing_of_it_enters_before_it_joined_again(self, root: Server) -> None:
+        assert tell(root, MemberAway("eu")) == []
+        refused = receive(root, "eu", push_of(1, 1.0, contained=((0, 10),)))
+        assert only(refused, Reject, "eu").reason == "fenced"
+        back = join_region(root, "eu", fence=5, tenure=1, sequence=1, in_flight=True, granted=1)
+        assert not only(back, Resumed).reset
+        receive(root, "eu", push_of(1, 1.0, fence=5, contained=((0, 100),)))
+        assert root.state.leasing.ledger.credited.as_tuple() == ((0, 100),)
+
+    def test_it_is_sent_nothing_meanwhile(self, root: Server) -> None:
+        receive(root, "eu", request_of(2, 50))
+        tell(root, MemberAway("eu"))
+        assert not sent(tell(root, MemberLost("us")), Grant)
+
+    def test_it_does_not_end_the_others_waiting(self, root: Server) -> None:
+        receive(root, "us", request_of(2, 50, fence=2), now=1.0)
+        tell(root, MemberAway("eu"))
+        assert root.next_deadline() == 301.0
+
+
+class TestDraining:
+    def test_everybody_is_told_and_once(self) -> None:
+        root = root_server(200)
+        for fence, name in enumerate(("eu", "us"), start=1):
+            join_region(root, name, fence=fence)
+        assert not found(receive(root, "eu", request_of(1, 100)), Drain)
+        told = receive(root, "us", request_of(1, 100, fence=2))
+        assert sent(told, Drain) == {"eu": Drain(1, 1), "us": Drain(2, 1)}
+        for name, fence, start in (("eu", 1, 0), ("us", 2, 100)):
+            push = push_of(1, 1.0, fence=fence, contained=((start, start + 10),))
+            assert not found(receive(root, name, push), Drain)
+
+    def test_who_asks_is_told_again(self, root: Server) -> None:
+        assert only(receive(root, "eu", request_of(2, 4)), Drain, "eu") == Drain(1, 1)
+
+    def test_who_comes_back_is_told_again(self, root: Server) -> None:
+        receive(root, "eu", request_of(2, 4))
+        back = join_region(root, "eu", fence=5, tenure=1, granted=1)
+        assert only(back, Drain, "eu") == Drain(5, 1)
 
 
 def test_after_the_end_a_region_is_told_to_stop(root: Server) -> None:

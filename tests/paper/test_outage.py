@@ -126,22 +126,30 @@ class TestAPushThatWasLost:
         assert values(push.payload) == [3.0 if mode == "drop" else 7.0]
 
 
+@pytest.mark.parametrize("mode", MODES)
 class TestAPushThatWasApplied:
-    def test_is_not_sent_again(self) -> None:
-        region, assignment = started()
+    def test_is_not_sent_again(self, mode: Literal["drop", "carry"]) -> None:
+        region, assignment = started(mode)
         assignment, _ = update(region, assignment, 10.0, 20.0)
         tell(region, ParentLost())
         update(region, assignment, 1.0)
         assert come_back(region, fence=2, applied=1) == []
 
-    def test_takes_the_answer(self) -> None:
-        region, assignment = started()
+    def test_takes_the_answer_and_carries_the_work_since(
+        self, mode: Literal["drop", "carry"]
+    ) -> None:
+        """An hour of isolation costs staleness, not work."""
+        region, assignment = started(mode)
         assignment, _ = update(region, assignment, 10.0, 20.0)
         tell(region, ParentLost())
         assignment, _ = update(region, assignment, 2.0)
         come_back(region, fence=2, applied=1)
         assert values(region.tensors.publish()) == [0.75 * 68.0]
         assert region.state.merged_version == 3
+        _, effects = update(region, assignment, 1.0, 1.0)
+        push = only(effects, Push)
+        assert values(push.payload) == [4.0]
+        assert (push.report.contained, push.report.dropped) == (((8, 20),), ())
 
 
 class TestWorkOfAnOutage:
