@@ -106,9 +106,10 @@ def state_of(waiting: int, in_flight: bool) -> str:
 def totals(status: RunStatus, rate: float) -> str:
     share = status.computing_share
     computing = "" if share is None else f" · workers computing {share:.0%} of the time"
+    refused = "".join(f" · {n:,} refused ({why})" for why, n in status.refusals.items())
     return (
         f"credited {status.credited:,} of {status.total:,} samples · delivered "
-        f"{status.delivered:,} · {rate:,.0f} tokens/s{computing}"
+        f"{status.delivered:,} · {rate:,.0f} tokens/s{computing}{refused}"
     )
 
 

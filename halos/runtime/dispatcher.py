@@ -68,8 +68,11 @@ class Dispatcher(ABC):
     ``isolate`` hands every receiver a copy of a message's tensors, as a wire would.
     """
 
-    def __init__(self, nodes: dict[NodeId, Node], *, isolate: bool) -> None:
+    def __init__(
+        self, nodes: dict[NodeId, Node], trainers: dict[NodeId, Trainer], *, isolate: bool
+    ) -> None:
         self.nodes = nodes
+        self.trainers = trainers
         self.isolate = isolate
         self.observers: list[Observer] = []
         self.refusals: Counter[str] = Counter()

@@ -29,7 +29,6 @@ from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
 class _Compute:
     """A worker's thread and the time it has spent computing."""
 
-    trainer: Trainer
     thread: ThreadPoolExecutor
     busy_s: float = 0.0
     job: RunLocalSteps | None = None  # whose result is awaited
@@ -52,13 +51,12 @@ class InProcess(Dispatcher):
     def __init__(
         self, nodes: dict[NodeId, Node], trainers: dict[NodeId, Trainer], *, now: float = 0.0
     ) -> None:
-        super().__init__(nodes, isolate=True)
+        super().__init__(nodes, trainers, isolate=True)
         self.began = now
         self._start = time.monotonic() - now
         self._inbox: SimpleQueue[tuple[NodeId, Event | _RoundDone | _Failed] | None] = SimpleQueue()
         self._compute = {
-            name: _Compute(trainer, ThreadPoolExecutor(1, thread_name_prefix=name))
-            for name, trainer in trainers.items()
+            name: _Compute(ThreadPoolExecutor(1, thread_name_prefix=name)) for name in trainers
         }
 
     @property
@@ -160,7 +158,7 @@ class InProcess(Dispatcher):
         if self.stopping.is_set() or compute.job is not job:
             return
         try:
-            self._inbox.put((worker, _RoundDone(job, compute.trainer(job))))
+            self._inbox.put((worker, _RoundDone(job, self.trainers[worker](job))))
         except Interrupted:
             pass  # the job stays under way, and is done again after a resume
         except BaseException as error:  # noqa: BLE001 - raised again where somebody listens

@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 Order = Literal["arrival", "fixed"]
 Beginning = Literal["new", "resume", "replace"]
 LOSSES = "loss.jsonl"
+HOPELESS = 10  # rounds of a worker in a row that were not finite
 EVENTS_A_TICK = 16  # of a fixed order, between two looks at checkpoints and evaluation
 ALONE = MembershipSettings(heartbeat_interval_s=0)  # the nodes of one process die together
 
@@ -85,10 +86,12 @@ class LocalRun:
         """Train until the end, a number of events (fixed order only), or :meth:`stop`.
 
         Saves and evaluates as the specification says, and at the end. ``tick`` is called a few
-        times a second. Returns whether the run is over.
+        times a second. Returns whether the run is over. Raises ``UserError`` when a worker only
+        computes numbers that are not finite.
         """
 
         def look() -> None:
+            self._give_up_if_hopeless()
             self._save_if_due()
             self._evaluate_if_due()
             if tick is not None:
@@ -131,6 +134,16 @@ class LocalRun:
     def _write(self, state: Capture) -> Path:
         keep = self.prepared.specification.checkpoint.keep
         return snapshots.write(checkpoints(self.folder), state.manifest, state.tensors, keep=keep)
+
+    def _give_up_if_hopeless(self) -> None:
+        """A worker that computes nothing but NaN would be given samples for ever."""
+        for worker, row in self.metrics.not_finite.items():
+            if row >= HOPELESS:
+                path = self.save()
+                raise UserError(
+                    f"worker {worker} computed numbers that are not finite {row} rounds in a row; "
+                    f"lower [inner] learning_rate and resume from {path}"
+                )
 
     def _save_if_due(self) -> None:
         """Begin a checkpoint in the background; training goes on whatever becomes of it."""

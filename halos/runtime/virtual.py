@@ -51,11 +51,10 @@ class VirtualClock(Dispatcher):
         now: float = 0.0,
         sequence: int = 0,
     ) -> None:
-        super().__init__(nodes, isolate=isolate)
+        super().__init__(nodes, trainers or {}, isolate=isolate)
         self._now = now
         self.sequence = sequence
         self.model = model
-        self.trainers = trainers or {}
         self._heap: list[tuple[float, int, NodeId, Event | RoundEnds]] = []
         self._deadlines: dict[NodeId, float] = {}
         self._pool = ThreadPoolExecutor(threads) if threads else None
