@@ -74,7 +74,15 @@ class RunView:
             f"{status.credited / status.total:.0%}",
             f"{clock(status.elapsed_s)} elapsed{remaining(status)}",
         )
-        return Group(bar, "", regions_table(status), "", totals(status, self._rate), *curve(points))
+        return Group(
+            bar,
+            "",
+            regions_table(status),
+            "",
+            totals(status, self._rate),
+            *refused(status),
+            *curve(points),
+        )
 
 
 def regions_table(status: RunStatus) -> Table:
@@ -106,11 +114,14 @@ def state_of(waiting: int, in_flight: bool) -> str:
 def totals(status: RunStatus, rate: float) -> str:
     share = status.computing_share
     computing = "" if share is None else f" · workers computing {share:.0%} of the time"
-    refused = "".join(f" · {n:,} refused ({why})" for why, n in status.refusals.items())
     return (
         f"credited {status.credited:,} of {status.total:,} samples · delivered "
-        f"{status.delivered:,} · {rate:,.0f} tokens/s{computing}{refused}"
+        f"{status.delivered:,} · {rate:,.0f} tokens/s{computing}"
     )
+
+
+def refused(status: RunStatus) -> list[str]:
+    return [f"{count:,} refused ({reason})" for reason, count in status.refusals.items()]
 
 
 def curve(points: Sequence[Point]) -> list[RenderableType]:
