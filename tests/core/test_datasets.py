@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from halos.core.messages import Assignment, Block, Grant, MemberLost
+from halos.core.messages import Assignment, Block, Drain, Grant, MemberLost
 from halos.core.server import Server
 from tests.core.builders import (
     finished,
@@ -17,6 +17,7 @@ from tests.core.builders import (
     region_server,
     request_of,
     root_server,
+    sent,
     tell,
 )
 
@@ -60,6 +61,14 @@ def test_a_region_gets_nothing_when_its_data_set_is_used_up(root: Server) -> Non
     granted(root, "eu", 1, 600)
     assert ask(root, "eu", 2, 20) is None
     assert granted(root, "us", 1, 20) == {"b"}
+
+
+def test_a_region_is_told_to_drain_when_its_data_set_is_used_up(root: Server) -> None:
+    granted(root, "eu", 1, 600)
+    effects = receive(root, "eu", request_of(2, 20))
+    assert sent(effects, Drain) == {"eu": Drain(1, 1)}
+    back = join_region(root, "eu", fence=9, datasets=("a",), tenure=1, granted=1)
+    assert sent(back, Drain) == {"eu": Drain(9, 1)}
 
 
 def test_who_has_both_makes_up_for_who_has_one(root: Server) -> None:

@@ -151,6 +151,11 @@ class TestAskingTheParent:
         assert [request.want for request in requests] == [100 - 48]
         assert region.leasing.state.ledger.available() == 1000 - 4 * 241
 
+    def test_not_before_there_is_anybody_to_give_them_to(self) -> None:
+        region = region_server(lease_block=100)
+        assert not found(meet_parent(region), BlockRequest)
+        assert only(join_worker(region), BlockRequest).want == 104
+
     @pytest.mark.parametrize("number", [1, 99])
     def test_an_answer_to_another_request_is_not_taken_in(self, number: int) -> None:
         region, _ = working_region(4)
@@ -221,3 +226,9 @@ class TestGranting:
         receive(root, "us", request_of(1, 4, fence=2))
         effects = tell(root, MemberLost("eu"))
         assert only(effects, Grant, "us").blocks == (Block("text", 0, 0, 4, 1000),)
+
+    def test_who_asks_for_more_meanwhile_gets_more(self, root: Server) -> None:
+        ask(root, 1, need=1000)
+        for need in (4, 20, 8):  # the last one was overtaken by the one before
+            receive(root, "us", request_of(1, need, fence=2))
+        assert size(only(tell(root, MemberLost("eu")), Grant, "us")) == 20

@@ -189,6 +189,17 @@ class TestTheChildsEnd:
         assert only(effects, Push, "root").sequence == 1
         assert only(effects, BlockRequest, "root").fence == 2
 
+    def test_what_comes_between_is_cut_with_the_rest(self) -> None:
+        region, assignments = working_region(
+            1000, tensors=torch_state(10.0, parent=True), workers=2, accumulation=2
+        )
+        receive(region, "w0", finished(assignments[0], 1.0))
+        tell(region, Joined(2))
+        effects = receive(region, "w1", finished(assignments[1], 2.0))
+        assert not found(effects, Push)
+        push = only(self.resumed(region), Push)
+        assert (push.sequence, values(push.payload)) == (1, [3.0])
+
     def test_a_repeated_answer_is_no_news(self, region: Server) -> None:
         self.resumed(region)
         assert self.resumed(region) == []

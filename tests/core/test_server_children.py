@@ -134,6 +134,10 @@ class TestGivingUp:
         for fence, now, deadline in ((5, 300.0, 600.0), (6, 500.0, 600.0)):
             tell(root, MemberJoined("us", "server", fence, ("text",)), now=now)
             assert root.next_deadline() == deadline
+        receive(root, "us", push_of(1, 1.0, fence=6, contained=((100, 110),)), now=550.0)
+        assert root.next_deadline() == 850.0
+        tell(root, MemberJoined("us", "server", 7, ("text",)), now=600.0)
+        assert root.next_deadline() == 900.0
 
     def test_each_time_with_twice_the_patience(self, root: Server) -> None:
         """so that a region with slow rounds or a slow link gets to its end"""

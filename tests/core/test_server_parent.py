@@ -148,7 +148,7 @@ class TestDraining:
 
     def test_a_drain_of_an_earlier_fence_is_no_news(self) -> None:
         region, _ = self.drained(8, 2)
-        assert receive(region, "root", Drain(0)) == []
+        assert receive(region, "root", Drain(0, 1)) == []
 
     def test_each_late_update_is_pushed_as_it_comes(self) -> None:
         region, assignments = working_region(
@@ -201,6 +201,14 @@ class TestLosingTheParent:
         effects = meet_parent(region, fence=2, reset=False)
         again = only(effects, BlockRequest, "root")
         assert again == BlockRequest(2, request.number, request.need, request.want)
+
+    def test_a_request_that_is_sent_again_does_not_shrink(self) -> None:
+        region, (assignment,) = working_region(4, lease_block=0)
+        effects = receive(region, "w0", finished(assignment))
+        assert only(effects, BlockRequest) == BlockRequest(1, 2, 4, 4)
+        tell(region, MemberLost("w0"))
+        again = only(meet_parent(region, fence=2, reset=False), BlockRequest)
+        assert again == BlockRequest(2, 2, 4, 4)
 
     def test_a_refused_fence_means_joining_again(self) -> None:
         region, _ = working()

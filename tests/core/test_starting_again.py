@@ -79,7 +79,8 @@ class TestStartingAgain:
     ) -> None:
         region, assignment, effects = started_again
         assert not found(effects, Push)
-        assert only(effects, BlockRequest, "root").need == 4
+        request = only(effects, BlockRequest, "root")
+        assert (request.fence, request.number, request.need) == (2, 1, 4)
         late = receive(region, "w0", finished(assignment, 1.0))
         assert only(late, Reject, "w0").reason == "unknown_lease"
         assert answer(region, 1, 0.0, fence=2) == []
