@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pydantic import Field
 
@@ -101,14 +101,14 @@ class Leasing:
     @property
     def more_may_come(self) -> bool:
         """Whether the parent may grant more; the root has no parent and owns what there is."""
-        state = self.state
-        drained = state.drained_after is not None and state.drained_after >= state.granted
+        after = self.state.drained_after
+        drained = after is not None and after >= self.state.granted
         return not drained and not self.ledger.sections
 
     @property
     def exhausted(self) -> bool:
         """Nothing can be issued here, and the parent (or the run) has nothing left either."""
-        return not self.ledger.any_left and not self.more_may_come
+        return not self.more_may_come and not self.ledger.any_left
 
     @property
     def somebody_idle(self) -> bool:
@@ -127,7 +127,9 @@ class Leasing:
             return False
         if not self.ledger.any_left and self.somebody_idle:
             return True
-        return not any(held.total for held in self.ledger.held.values())
+        children = self.state.children
+        held = self.ledger.held.items()
+        return not any(ranges.total and children[n].fence is not None for n, ranges in held)
 
     def dry_for(self, child: Child) -> bool:
         """Whether nothing is left that this child could be given."""
@@ -144,17 +146,18 @@ class Leasing:
         blocks = self.ledger.take(need, worker, child.datasets)
         if not blocks:
             return None
-        self._issued(sum([b.end - b.start for b in blocks]), now)
         child.number += 1
         first = blocks[0]
-        child.lease = Lease(
+        lease = Lease(
             id=f"{worker}/{child.fence}/{child.number}",
             dataset=first.dataset,
             origin=first.origin,
             ranges=tuple([(b.start, b.end) for b in blocks]),
             progress=first.progress,
         )
-        return child.lease
+        child.lease = lease
+        self._issued(lease.samples, now)
+        return lease
 
     def next_grant(self, server: NodeId, *, now: float) -> Grant | None:
         """Answer ``server``'s open request, if there is enough for its need or no more can come.
@@ -211,7 +214,7 @@ class Leasing:
             return None
         else:
             need, want = max(need, request.need), max(want, request.want)
-            state.request = replace(request, fence=fence, need=need, want=want)
+            state.request = BlockRequest(fence, request.number, need, want)
         return state.request
 
     def receive(self, grant: Grant) -> bool:
@@ -240,32 +243,38 @@ class Leasing:
 
     def _wanted(self, now: float) -> tuple[int, int]:
         """Samples that must come for those who wait, and that should come with them if any."""
-        stock = int(self.ledger.available())
-        need = max(0, self._need_of_waiting() - stock) if self.state.waiting else 0
+        stock = self.ledger.stock
+        need = self._short() if self.state.waiting else 0
         ahead = self._ahead(now)
         if not need and (stock > ahead / 2 or not ahead):
             return 0, 0
         return need, need + max(0, ahead - stock)
 
-    def _need_of_waiting(self) -> int:
-        need = 0
+    def _short(self) -> int:
+        """What those who wait need beyond the stock, as far as each of them could use it."""
+        need, usable = 0, self.ledger.stock
         for name in self.state.waiting:
             child = self.state.children[name]
             if child.role == "worker":
                 need += self.settings.samples_for(name)
             elif child.request is not None:
                 need += child.request.need
-        return need
+            if usable:
+                usable = min(usable, int(self.ledger.available(child.datasets)))
+        return max(0, need - usable)
 
     def _ahead(self, now: float) -> int:
         """Samples to keep in stock beyond the need of the moment."""
         block = self.settings.lease_block
         if block == 0:
             return 0
-        present = [(n, c) for n, c in self.state.children.items() if c.fence is not None]
+        a_round, anyone = 0, False
+        for name, child in self.state.children.items():
+            if child.fence is not None:
+                anyone = True
+                a_round += self.settings.samples_for(name) if child.role == "worker" else 0
         if block is not None:
-            return block if present else 0
-        a_round = sum([self.settings.samples_for(n) for n, c in present if c.role == "worker"])
+            return block if anyone else 0
         return max(a_round, round(self._decayed(now)))
 
     def _issued(self, samples: int, now: float) -> None:
@@ -273,5 +282,7 @@ class Leasing:
         self.state.recent_at = now
 
     def _decayed(self, now: float) -> float:
-        elapsed = max(0.0, now - self.state.recent_at)
+        elapsed = now - self.state.recent_at
+        if elapsed <= 0:
+            return self.state.recent
         return self.state.recent * math.exp(-elapsed / self.settings.lease_horizon_s)

@@ -116,7 +116,8 @@ class Ledger:
         progress = self.progress
         missing = samples
         if self.stock:
-            missing = _take_from(self.returned, missing, datasets, taken, progress)
+            if self.returned:
+                missing = _take_from(self.returned, missing, datasets, taken, progress)
             missing = _take_from(self.fresh, missing, datasets, taken, None)
             self.stock -= samples - missing
         if missing > 0 and self.sections:
@@ -168,15 +169,19 @@ class Ledger:
 
     def retire(self, child: NodeId, report: Report) -> None:
         """The reported positions were trained on: never issue them again."""
-        for start, end in (*report.contained, *report.dropped):
-            self.held[child].remove(start, end)
+        held = self.held[child]
+        for start, end in report.contained:
+            held.remove(start, end)
+        for start, end in report.dropped:
+            held.remove(start, end)
 
     def credit(self, report: Report) -> None:
         """At the root: enter retired positions into the run's books."""
-        for start, end in (*report.contained, *report.dropped):
-            self.credited.add(start, end)
         for start, end in report.contained:
+            self.credited.add(start, end)
             self.delivered.add(start, end)
+        for start, end in report.dropped:
+            self.credited.add(start, end)
 
     def _section(self, datasets: Collection[str] | None) -> Section | None:
         """The data set that is furthest behind, among those with samples left."""

@@ -34,7 +34,10 @@ class Lease:
 
     @property
     def samples(self) -> int:
-        return sum(end - start for start, end in self.ranges)
+        count = 0
+        for start, end in self.ranges:
+            count += end - start
+        return count
 
 
 @dataclass(frozen=True, slots=True)

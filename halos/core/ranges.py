@@ -51,26 +51,41 @@ class RangeSet:
         """Add positions that are not here yet; ``ValueError`` if one is."""
         if start >= end:
             return
-        if self.touches(start, end):
+        starts, ends = self.starts, self.ends
+        i = bisect_left(starts, start)  # the first that begins there or later
+        if (i > 0 and ends[i - 1] > start) or (i < len(starts) and starts[i] < end):
             raise ValueError(f"positions {start} to {end} are partly here already")
-        first = bisect_left(self.ends, start)  # a left neighbour that ends at start is joined
-        last = bisect_right(self.starts, end)  # a right neighbour that starts at end is joined
         self.total += end - start
-        if first < last:
-            start = min(start, self.starts[first])
-            end = max(end, self.ends[last - 1])
-        self.starts[first:last] = [start]
-        self.ends[first:last] = [end]
+        joins_left = i > 0 and ends[i - 1] == start
+        joins_right = i < len(starts) and starts[i] == end
+        if joins_left and joins_right:
+            ends[i - 1] = ends[i]
+            del starts[i], ends[i]
+        elif joins_left:
+            ends[i - 1] = end
+        elif joins_right:
+            starts[i] = start
+        else:
+            starts.insert(i, start)
+            ends.insert(i, end)
 
     def remove(self, start: int, end: int) -> None:
         """Remove positions that are here; ``ValueError`` if one is not."""
         if start >= end:
             return
-        if not self.covers(start, end):
+        starts, ends = self.starts, self.ends
+        i = bisect_right(starts, start) - 1  # the last that begins there or before
+        if i < 0 or end > ends[i]:
             raise ValueError(f"positions {start} to {end} are not all here")
-        i = bisect_right(self.starts, start) - 1
-        left, right = self.starts[i], self.ends[i]
-        pieces = [p for p in ((left, start), (end, right)) if p[0] < p[1]]
-        self.starts[i : i + 1] = [p[0] for p in pieces]
-        self.ends[i : i + 1] = [p[1] for p in pieces]
         self.total -= end - start
+        left, right = starts[i], ends[i]
+        if left == start and right == end:
+            del starts[i], ends[i]
+        elif left == start:
+            starts[i] = end
+        elif right == end:
+            ends[i] = start
+        else:
+            ends[i] = start
+            starts.insert(i + 1, end)
+            ends.insert(i + 1, right)

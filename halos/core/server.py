@@ -191,7 +191,9 @@ class Server:
         if refusal := downstream.refuse(sender, "server", push.fence, str(push.sequence)):
             return [refusal]
         child = downstream.children[sender]
-        if push.sequence != child.sequence:  # else a repeat, which is only answered
+        if push.sequence < child.sequence:
+            return []  # a repeat of one whose answer arrived
+        if push.sequence > child.sequence:  # else a repeat, which is only answered
             if reason := self._refuse_push(sender, push):
                 detail = f"push {push.sequence} was not applied; start again from the current model"
                 refusal = Reject(sender, reason, str(push.sequence), push.fence, detail)

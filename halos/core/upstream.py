@@ -47,10 +47,10 @@ class Upstream:
         When nothing is left to issue, what there is goes at once.
         """
         state = self.state
-        if state.push is not None or not state.pending:
+        if state.push is not None:
             return []
         due = state.version >= state.merged_version + self.settings.accumulation
-        if not due and not self.leasing.draining:
+        if not (due or self.leasing.draining) or not state.pending:
             return []
         state.sequence += 1
         return self._cut()

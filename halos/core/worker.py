@@ -13,6 +13,7 @@ from halos.core.messages import (
     Finish,
     Joined,
     LocalStepsDone,
+    Message,
     NodeId,
     ParentLost,
     Ready,
@@ -60,26 +61,33 @@ class Worker:
         if self.state.over:
             return self._finish() if isinstance(event, Started) else []
         match event:
+            case Received(_, message):
+                return self._received(message)
+            case LocalStepsDone():
+                return self._done(event)
             case Told(Joined(fence)):
                 return self._joined(fence)
             case Told(ParentLost()):
                 self.state.fence = None
                 return []
-            case Received(_, Assignment() as assignment):
-                return self._assignment(assignment)
-            case Received(_, Receipt(_, answers)):
-                self._acknowledge(answers)
-                return []
-            case Received(_, Refused() as refused):
-                return self._refused(refused)
-            case LocalStepsDone() as done:
-                return self._done(done)
-            case Received(_, Stop()):
-                self.state.over = True
-                return self._finish()
             case Started():
                 self.state.fence, self.state.round = None, None  # its training ended with us
                 return []
+            case _:
+                return []
+
+    def _received(self, message: Message) -> list[Effect]:
+        match message:
+            case Assignment():
+                return self._assignment(message)
+            case Receipt(_, answers):
+                self._acknowledge(answers)
+                return []
+            case Refused():
+                return self._refused(message)
+            case Stop():
+                self.state.over = True
+                return self._finish()
             case _:
                 return []
 

@@ -79,6 +79,7 @@ class Dispatcher(ABC):
         self.finished = False
         self.stopping = threading.Event()
         self._cut: set[NodeId] = set()  # processes whose link to the parent is down
+        self._epoch = 0  # starts so far: no process starts twice under the same
 
     @property
     @abstractmethod
@@ -119,7 +120,8 @@ class Dispatcher(ABC):
     def start(self, names: Iterable[NodeId] | None = None) -> None:
         """Post the first event of these nodes, by default of all."""
         for name in list(names if names is not None else self.nodes):
-            self._post(0.0, name, Started())
+            self._post(0.0, name, Started(self._epoch))
+        self._epoch += 1
 
     def dispatch(self, name: NodeId, event: Event, now: float) -> None:
         """Let one node handle one event and carry out what it asks for."""

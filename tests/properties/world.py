@@ -102,6 +102,7 @@ class World:
         tree: Tree = TWO_TIERS,
         *,
         samples: int | dict[str, int] = 24,
+        without: dict[NodeId, str] | None = None,
         in_flight: str = "carry",
         lease_block: int | None = None,
         merge_weight: float = 0.5,
@@ -110,6 +111,7 @@ class World:
         self.tree = tree
         self.samples = samples if isinstance(samples, dict) else {"text": samples}
         self.total = sum(self.samples.values())
+        self.without = without or {}  # processes that lack a data set, and so do those below them
         leasing = LeasingSettings(batch_size=1, local_steps=2, lease_block=lease_block)
         self.settings = ServerSettings(
             leasing=leasing,
@@ -150,7 +152,7 @@ class World:
         """A process begins, with nothing or where it was saved."""
         parent = self.tree[name]
         states = deepcopy(saved.states) if saved is not None else {}
-        datasets = tuple(self.samples)
+        datasets = tuple(d for d in self.samples if d not in self._lacks(name))
         nodes: dict[NodeId, Node] = {}
         if name in self.workers:
             assert parent is not None
@@ -162,7 +164,7 @@ class World:
                 state = ServerState(leasing=LeasingState(ledger=ledger), ready=True)
             nodes[name] = Server(name, self.settings, self._tensors(name, saved), parent, state)  # type: ignore[arg-type]
             members = membership_of(name)
-            identity = Identity(run="run", model="m", datasets=datasets)
+            identity = Identity(run="run", model="m", datasets=tuple(self.samples))
             nodes[members] = Membership(name, identity, MEMBERSHIP, states.get(members))  # type: ignore[arg-type]
         if parent is not None:
             join = Join("worker" if name in self.workers else "server", "run", "m", datasets)
@@ -174,6 +176,11 @@ class World:
             self.inbox[node] = deque([Started(self.epoch)])
         self.highest.pop(name, None)
         self.touched.add(name)
+
+    def _lacks(self, name: NodeId) -> set[str]:
+        parent = self.tree[name]
+        above = self._lacks(parent) if parent is not None else set()
+        return above | ({self.without[name]} if name in self.without else set())
 
     def _tensors(self, name: NodeId, saved: Saved | None) -> TorchState:
         has_parent = self.tree[name] is not None
@@ -227,6 +234,16 @@ class World:
             if self.child_end(p.sender, p.to) not in self.cut
         ]
 
+    def repeatable(self, number: int) -> int | None:
+        """One of the messages that may arrive; a rare kind is as likely as a frequent one."""
+        indices = self.deliverable()
+        kinds = sorted({type(self.network[i].message).__name__ for i in indices})
+        if not kinds:
+            return None
+        kind = kinds[number % len(kinds)]
+        alike = [i for i in indices if type(self.network[i].message).__name__ == kind]
+        return alike[number // len(kinds) % len(alike)]
+
     def deliver(self, index: int, *, keep: bool = False) -> None:
         """Let a message arrive; with ``keep`` a copy of it arrives later too."""
         packet = self.network[index] if keep else self.network.pop(index)
@@ -261,6 +278,9 @@ class World:
         event = self.inbox[name].popleft()
         self.touched.add(name)
         for effect in self.nodes[name].handle(event, now=self.now):
+            if isinstance(effect, Tell) and isinstance(effect.notice, RaiseFence):
+                self.memory_lost |= isinstance(event, DeadlineReached)  # it was given up
+                assert self.memory_lost, "a child that did nothing wrong is expelled"
             self._carry_out(name, effect)
 
     def _carry_out(self, name: NodeId, effect: Effect) -> None:
@@ -270,7 +290,6 @@ class World:
             case Reject(to, reason, key, fence, detail):
                 self._send(name, to, Refused(reason, key, fence, detail))
             case Tell(to, notice):
-                self.memory_lost |= isinstance(notice, RaiseFence)
                 self.inbox[to].append(Told(notice))
             case RunLocalSteps():
                 self.jobs[name] = effect
@@ -438,7 +457,7 @@ class World:
 
     def heal(self, gone: Iterable[NodeId] = ()) -> None:
         """Everything is mended but what is ``gone`` for good; the run must then come to its end."""
-        gone = self._with_descendants(gone)
+        gone = self.with_descendants(gone)
         self.frozen.clear()
         self.cut.clear()
         for name in self.tree:
@@ -461,7 +480,7 @@ class World:
         if not self.memory_lost and self.settings.in_flight == "carry":
             assert ledger.delivered.as_tuple() == ((0, self.total),), "work was lost on the way"
 
-    def _with_descendants(self, names: Iterable[NodeId]) -> set[NodeId]:
+    def with_descendants(self, names: Iterable[NodeId]) -> set[NodeId]:
         gone = set(names)
         for name, parent in self.tree.items():
             if parent in gone:
