@@ -30,10 +30,6 @@ class Topology:
     servers: tuple[ServerPlace, ...]
     workers: tuple[WorkerPlace, ...]
 
-    @property
-    def names(self) -> set[NodeId]:
-        return {server.name for server in self.servers} | {w.name for w in self.workers}
-
     def local_steps(self, local_steps: int) -> dict[NodeId, int]:
         """H of every worker, so that rounds take about equally long."""
         fastest = max(w.speed for w in self.workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from halos.training.data import Dataset
 from halos.training.evaluate import validation_loss
 from halos.training.model import LanguageModel
 from halos.training.parameters import scatter
+
+log = logging.getLogger(__name__)
 
 BATCH = 32  # sequences
 
@@ -47,8 +50,11 @@ class Evaluator:
             point = self._running.result()
             self._running = None
             self.points.append(point)
-            with self._file.open("a") as file:
-                file.write(json.dumps(asdict(point)) + "\n")
+            try:
+                with self._file.open("a") as file:
+                    file.write(json.dumps(asdict(point)) + "\n")
+            except OSError as error:  # a full disk is no reason to stop training
+                log.warning("%s: this evaluation is not kept (%s)", self._file, error.strerror)
         return self._running is None
 
     def submit(self, model: Fragments, elapsed_s: float, local_steps: int, tokens: int) -> None:

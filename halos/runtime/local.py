@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -123,9 +123,9 @@ class LocalRun:
         sequence = self.driver.sequence if isinstance(self.driver, VirtualClock) else 0
         state = capture(self.driver, sequence, self.trainers)
         prepared = self.prepared
+        order: Order = "fixed" if isinstance(self.driver, VirtualClock) else "arrival"
         about = {
-            "order": "fixed" if isinstance(self.driver, VirtualClock) else "arrival",
-            "identity": prepared.identity.model_dump(mode="json"),
+            "facts": _facts(prepared, order),
             "model": prepared.model.model_dump(mode="json"),
             "specification": prepared.specification.model_dump(mode="json", by_alias=True),
         }
@@ -195,13 +195,12 @@ def open_run(
         stack.enter_context(snapshots.locked(folder))
         if beginning == "replace":
             _remove(folder, prepared.identity.run)
-        saved = _saved(prepared, folder, order) if beginning == "resume" else None
-        if saved is None and snapshots.numbered(checkpoints(folder)):
+        if beginning == "new" and snapshots.numbered(checkpoints(folder)):
             raise UserError(
                 f"{folder}: there is a run in this directory already; go on with it by --resume, "
                 "or give this one another run.directory"
             )
-        run = _begin(prepared, order, saved)
+        run = _begin(prepared, order, _saved(prepared, order) if beginning == "resume" else None)
         stack.callback(run.close)
         run.driver.observers.append(run.metrics)
         if trace is not None:
@@ -212,36 +211,40 @@ def open_run(
 def _remove(folder: Path, name: str) -> None:
     """Clear a run directory, if the run in it has this name."""
     if snapshots.numbered(checkpoints(folder)):
-        there = snapshots.newest(checkpoints(folder)).manifest["identity"]["run"]
+        there = snapshots.newest(checkpoints(folder)).manifest["facts"]["[run] name"]
         if there != name:
             raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
     shutil.rmtree(checkpoints(folder), ignore_errors=True)
     (folder / LOSSES).unlink(missing_ok=True)
 
 
-def _saved(prepared: Prepared, folder: Path, order: Order) -> Capture:
+def _facts(prepared: Prepared, order: Order) -> dict[str, Any]:
+    """What may not change between a checkpoint and its resume, by where the user sets it."""
+    specification, identity = prepared.specification, prepared.identity
+    topology = specification.topology
+    return {
+        "[run] name": identity.run,
+        "[run] seed": specification.run.seed,
+        "[model]": identity.model,
+        "[data]": list(identity.datasets),
+        "[training] length": prepared.total_samples,
+        "[[regions]] and workers": {server.name: server.parent for server in topology.servers}
+        | {worker.name: worker.parent for worker in topology.workers},
+        "--fixed-order": order == "fixed",
+    }
+
+
+def _saved(prepared: Prepared, order: Order) -> Capture:
     """The newest checkpoint, if it is one of this run."""
-    snapshot = snapshots.newest(checkpoints(folder))
-    manifest, identity = snapshot.manifest, prepared.identity
-    then, now = manifest["identity"], identity.model_dump(mode="json")
-    for name, what in (("model", "another model"), ("datasets", "another data set")):
-        if then[name] != now[name]:
+    snapshot = snapshots.newest(checkpoints(prepared.specification.run.directory))
+    then = snapshot.manifest["facts"]
+    for name, now in _facts(prepared, order).items():
+        if then[name] != now:
             raise UserError(
-                f"{snapshot.path}: this checkpoint is of {what} than the specification's; give "
-                f"the [{'data' if name == 'datasets' else name}] section that it was made with"
+                f"{snapshot.path}: this checkpoint is of a run with another {name}; resume it with "
+                "what it was begun with, or begin a new run in another run.directory"
             )
-    if prepared.specification.topology.names != {
-        name for name in manifest["nodes"] if "." not in name
-    }:
-        raise UserError(
-            f"{snapshot.path}: this checkpoint is of a run with other regions or workers; give the "
-            "[[regions]] that it was made with"
-        )
-    if manifest["order"] != order:
-        raise UserError(
-            f"{snapshot.path}: this run's events come in {manifest['order']} order; resume it so"
-        )
-    return Capture(manifest, snapshot.tensors)
+    return Capture(snapshot.manifest, snapshot.tensors)
 
 
 def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:

@@ -117,7 +117,7 @@ def test_a_checkpoint_of_another_model_is_refused(halos: Halos, small: Path) -> 
     small.write_text(small.read_text().replace("width = 16", "width = 24"))
     done = halos("train", "run.toml", "--resume")
     assert done.returncode == 2
-    assert "of another model" in done.stderr
+    assert "another [model]" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -229,9 +229,7 @@ class World:
 
     def deliverable(self) -> list[int]:
         return [
-            i
-            for i, p in enumerate(self.network)
-            if self.child_end(p.sender, p.to) not in self.cut
+            i for i, p in enumerate(self.network) if self.child_end(p.sender, p.to) not in self.cut
         ]
 
     def repeatable(self, number: int) -> int | None:

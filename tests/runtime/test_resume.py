@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -189,13 +190,28 @@ def test_what_is_not_this_run_is_not_resumed(prepared: Prepare, tmp_path: Path) 
         data=prepared().specification.data.model_copy(update={"sequence_length": 8}),
     )
     other_tree = elsewhere(prepared, tmp_path / "run", regions=[{"name": "us", "workers": 3}])
+    again = {"run": {"name": "small", "directory": tmp_path / "run"}}
+    other_seed = prepared(run={**again["run"], "seed": 1})
+    other_name = prepared(run={**again["run"], "name": "other"})
+    longer = prepared(**again, training={"local_steps_total": 91, "batch_size": 2})
+    reshaped = prepared(
+        **again,
+        regions=[
+            {"name": "us", "workers": [1.0, 0.5]},
+            {"name": "eu", "workers": [0.8], "parent": "us"},
+        ],
+    )
     for other, said in (
-        (other_model, "of another model"),
-        (other_data, "of another data set"),
-        (other_tree, "other regions or workers"),
+        (other_model, "another [model]"),
+        (other_data, "another [data]"),
+        (other_tree, "another [[regions]] and workers"),
+        (other_seed, "another [run] seed"),
+        (other_name, "another [run] name"),
+        (longer, "another [training] length"),
+        (reshaped, "another [[regions]] and workers"),
     ):
         with (
-            pytest.raises(UserError, match=said),
+            pytest.raises(UserError, match=re.escape(said)),
             open_run(other, order="fixed", beginning="resume"),
         ):
             pass
@@ -205,7 +221,7 @@ def test_what_is_not_this_run_is_not_resumed(prepared: Prepare, tmp_path: Path) 
     ):
         pass
     with (
-        pytest.raises(UserError, match="fixed order"),
+        pytest.raises(UserError, match="another --fixed-order"),
         open_run(elsewhere(prepared, tmp_path / "run"), beginning="resume"),
     ):
         pass
