@@ -118,7 +118,7 @@ def told(result: dict[str, Any]) -> str:
     rows = [
         ("validation loss", f"{result['validation_loss']:.3f} nats a token"),
         ("trained on", f"{result['tokens']:,} tokens in {result['local_steps']:,} local steps"),
-        ("speed", f"{result['tokens'] / result['elapsed_s']:,.0f} tokens/s"),
+        ("speed", f"{result['tokens_per_s']:,.0f} tokens/s"),
         ("workers computing", "" if share is None else f"{share:.0%} of the time"),
         ("credited", f"{result['credited']:,} of {result['total']:,} samples"),
         ("delivered", f"{result['delivered']:,} ({result['delivered'] / result['total']:.1%})"),

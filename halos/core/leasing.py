@@ -268,14 +268,17 @@ class Leasing:
         block = self.settings.lease_block
         if block == 0:
             return 0
-        a_round, anyone = 0, False
+        a_round, passed_on = 0, 0
         for name, child in self.state.children.items():
-            if child.fence is not None:
-                anyone = True
-                a_round += self.settings.samples_for(name) if child.role == "worker" else 0
+            if child.fence is None:
+                continue
+            if child.role == "worker":
+                a_round += self.settings.samples_for(name)
+            elif child.request is not None:  # a branch without workers asks for nothing
+                passed_on += child.request.want
         if block is not None:
-            return block if anyone else 0
-        return max(a_round, round(self._decayed(now)))
+            return block if a_round else passed_on
+        return max(a_round, passed_on, round(self._decayed(now)))
 
     def _issued(self, samples: int, now: float) -> None:
         self.state.recent = self._decayed(now) + samples

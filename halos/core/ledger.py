@@ -12,6 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from halos.core.messages import Block, NodeId, Range, Report
 from halos.core.ranges import RangeSet
@@ -145,10 +146,14 @@ class Ledger:
 
     def give_back(self, child: NodeId) -> None:
         """All that ``child`` holds may be issued again."""
+        borders = sorted(self.origins)
         for start, end in self.held.pop(child, RangeSet()):
-            origin = self._origin_of(start)
-            self.returned.append(Block(self.origins[origin], origin, start, end, 0))
             self.stock += end - start
+            # Sequences of data sets lie end to end: a range may reach over from one into the next.
+            cuts = [start, *(origin for origin in borders if start < origin < end), end]
+            for first, last in pairwise(cuts):
+                origin = borders[bisect_right(borders, first) - 1]
+                self.returned.append(Block(self.origins[origin], origin, first, last, 0))
         self.returned.sort(key=lambda b: b.start)
 
     def forget(self) -> None:
@@ -191,10 +196,6 @@ class Ledger:
             if s.remaining > 0 and (datasets is None or s.dataset in datasets)
         ]
         return max(able, key=_share_left, default=None)
-
-    def _origin_of(self, position: int) -> int:
-        origins = sorted(self.origins)
-        return origins[bisect_right(origins, position) - 1]
 
 
 def _share_left(section: Section) -> float:

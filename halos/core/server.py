@@ -7,6 +7,8 @@ read ``_worker_update``, then :meth:`Upstream.push`, ``_push`` and :meth:`Upstre
 
 from __future__ import annotations
 
+from math import isfinite
+
 from halos.core.downstream import Downstream
 from halos.core.ledger import totals
 from halos.core.membership import membership_of, session_of
@@ -168,7 +170,7 @@ class Server:
             detail = "this lease is not held by this worker any more"
             refusal = Reject(worker, "unknown_lease", update.lease, update.fence, detail)
             return [refusal, *downstream.assign(worker, now=now)]
-        if reason := self.tensors.check(update.payload):
+        if reason := self._refuse_update(update):
             detail = f"update of lease {update.lease} was not applied"
             refusal = Reject(worker, reason, update.lease, update.fence, detail)
             self.leasing.give_back(worker)
@@ -204,12 +206,19 @@ class Server:
         model = self.tensors.publish()
         return [Send(sender, PushAnswer(push.sequence, push.fence, self.state.version, model))]
 
+    def _refuse_update(self, update: WorkerUpdate) -> RefusalReason | None:
+        if not (isfinite(update.loss) and isfinite(update.norm)):
+            return "non_finite"
+        return self.tensors.check(update.payload)
+
     def _refuse_push(self, sender: NodeId, push: Push) -> RefusalReason | None:
         if push.sequence != self.downstream.children[sender].sequence + 1:
             return "out_of_sequence"
         ranges = (*push.report.contained, *push.report.dropped)
         if not self.leasing.state.ledger.holds(sender, ranges):
             return "not_granted"
+        if not isfinite(push.report.loss_tokens):
+            return "non_finite"
         return self.tensors.check(push.payload)
 
     def _account(self, child: NodeId, report: Report) -> None:

@@ -8,7 +8,7 @@ let go. So nothing is copied for readers, and a snapshot needs no stop (DESIGN 3
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +28,7 @@ class Shared:
     def __init__(self, content: Fragments) -> None:
         self._tensors = list(content.tensors)
         self._held: weakref.ref[Fragments] | None = weakref.ref(content)
-        self._retired: list[tuple[weakref.ref[Fragments], list[Tensor]]] = []
+        self._retired: list[tuple[Callable[[], Fragments | None], list[Tensor]]] = []
 
     def read(self) -> Fragments:
         """The present content; stays as it is whatever is written later."""
@@ -54,11 +54,15 @@ class Shared:
         return self._tensors
 
     def _recycle(self) -> list[Tensor] | None:
-        for i, (held, tensors) in enumerate(self._retired):
-            if held() is None:
-                del self._retired[i]
-                return tensors
-        return None
+        free = [tensors for held, tensors in self._retired if held() is None]
+        self._retired = [entry for entry in self._retired if entry[0]() is not None]
+        # One more is kept for the next reader; what is beyond goes back to the system.
+        self._retired += [(_nobody, tensors) for tensors in free[1:2]]
+        return free[0] if free else None
+
+
+def _nobody() -> None:
+    """Holds nothing, in the place of a reference to who held a buffer."""
 
 
 @dataclass
@@ -81,7 +85,7 @@ class TorchState:
     def start(cls, model: Fragments, settings: OuterSettings, *, has_parent: bool) -> TorchState:
         """From parameters, with an outer optimizer at rest."""
         return cls(
-            theta=Shared(model),
+            theta=Shared(model.copy()),
             momentum=Shared(Fragments([torch.zeros_like(t) for t in model.tensors])),
             buffer=Shared(Fragments([torch.zeros_like(t) for t in model.tensors])),
             settings=settings,
@@ -94,8 +98,8 @@ class TorchState:
         for mine, theirs in zip(self.theta, payload.tensors, strict=True):
             if mine.shape != theirs.shape or mine.dtype != theirs.dtype:
                 return "wrong_shape"
-        # A sum is finite only if every term is: one pass, no mask of the tensor's size.
-        if not all(torch.isfinite(t.sum()) or torch.isfinite(t).all() for t in payload.tensors):
+        # A norm is finite only if every term is, and far from overflow: one pass, no mask.
+        if not all(torch.linalg.vector_norm(t).isfinite() for t in payload.tensors):
             return "non_finite"
         return None
 

@@ -86,6 +86,10 @@ class Restored:
         self._decode = decoder(self._payloads)
         configure_tagged_union(Event | RoundEnds, self._decode, tag_name="type")
 
+    @property
+    def finished(self) -> bool:
+        return bool(self._manifest["finished"])
+
     def node_states(self, nodes: Mapping[NodeId, Node]) -> dict[NodeId, Any]:
         """The saved state of each of ``nodes``, which serve as examples of their kinds."""
         saved = self._manifest["nodes"]

@@ -57,6 +57,13 @@ class Evaluator:
                 log.warning("%s: this evaluation is not kept (%s)", self._file, error.strerror)
         return self._running is None
 
+    def forget_after(self, local_steps: int) -> None:
+        """Drop what was found of a run that did not go on from here."""
+        kept = [point for point in self.points if point.local_steps <= local_steps]
+        if len(kept) < len(self.points):
+            self.points = kept
+            self._file.write_text("".join(json.dumps(asdict(p)) + "\n" for p in kept))
+
     def submit(self, model: Fragments, elapsed_s: float, local_steps: int, tokens: int) -> None:
         """Begin to evaluate ``model``; the evaluator must be free."""
         assert self._running is None

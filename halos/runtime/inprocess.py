@@ -52,7 +52,6 @@ class InProcess(Dispatcher):
         self, nodes: dict[NodeId, Node], trainers: dict[NodeId, Trainer], *, now: float = 0.0
     ) -> None:
         super().__init__(nodes, trainers, isolate=True)
-        self.began = now
         self._start = time.monotonic() - now
         self._inbox: SimpleQueue[tuple[NodeId, Event | _RoundDone | _Failed] | None] = SimpleQueue()
         self._compute = {

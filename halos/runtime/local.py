@@ -63,11 +63,22 @@ class LocalRun:
     _writer: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
     _writing: Future[Path] | None = None
     _saved_at: float = field(default_factory=time.monotonic)
+    _opened_at: float = field(default_factory=time.monotonic)
     _evaluated_at: float = 0.0
 
     @property
     def folder(self) -> Path:
         return self.prepared.specification.run.directory
+
+    @property
+    def elapsed_s(self) -> float:
+        """Real seconds: of the whole run, or with a fixed order since it was opened."""
+        return self.driver.now if isinstance(self.driver, InProcess) else self.open_s
+
+    @property
+    def open_s(self) -> float:
+        """Real seconds since the run was opened here."""
+        return time.monotonic() - self._opened_at
 
     @property
     def root(self) -> Server:
@@ -163,9 +174,7 @@ class LocalRun:
         if time.monotonic() >= self._evaluated_at + self.prepared.specification.evaluation.every_s:
             self._evaluated_at = time.monotonic()
             reported = self.root.state.reported
-            self.evaluator.submit(
-                self.model, self.driver.now, reported.local_steps, reported.tokens
-            )
+            self.evaluator.submit(self.model, self.elapsed_s, reported.local_steps, reported.tokens)
 
     def close(self) -> None:
         self.driver.close()
@@ -275,6 +284,7 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
         driver.start()
     else:
         driver.restore(restored.under_way())
+        driver.finished = restored.finished
     evaluation = prepared.specification.evaluation
     evaluator = Evaluator(
         build_model(prepared.model, 0),
@@ -283,14 +293,16 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
         evaluation.batches,
         prepared.specification.run.directory / LOSSES,
     )
-    return LocalRun(prepared, driver, trainers, evaluator)
+    run = LocalRun(prepared, driver, trainers, evaluator)
+    evaluator.forget_after(run.root.state.reported.local_steps if restored is not None else -1)
+    return run
 
 
 def _tensors(prepared: Prepared, server: NodeId, restored: Restored | None) -> TensorState:
     settings = prepared.outer_settings(server)
     if restored is not None:
         return restored.server_tensors(server, settings)
-    return TorchState.start(prepared.start.copy(), settings, has_parent=server != ROOT)
+    return TorchState.start(prepared.start, settings, has_parent=server != ROOT)
 
 
 def _driver(
@@ -310,6 +322,7 @@ def _driver(
         train,
         isolate=True,
         threads=min(os.cpu_count() or 1, len(trainers)),
+        undo={name: trainer.undo for name, trainer in trainers.items()},
         now=now,
         sequence=saved.manifest["sequence"] if saved is not None else 0,
     )

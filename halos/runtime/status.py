@@ -39,6 +39,7 @@ class RunStatus:
     credited: int
     delivered: int
     total: int
+    tokens_per_s: float  # since this process began
     computing_share: float | None
     root_version: int
     regions: tuple[RegionStatus, ...]
@@ -52,13 +53,14 @@ def status_of(run: LocalRun) -> RunStatus:
     topology = run.prepared.specification.topology
     return RunStatus(
         name=run.prepared.specification.run.name,
-        elapsed_s=run.driver.now,
+        elapsed_s=run.elapsed_s,
         local_steps=root.reported.local_steps,
         tokens=root.reported.tokens,
         issued=ledger.progress,
         credited=ledger.credited.total,
         delivered=ledger.delivered.total,
         total=run.prepared.total_samples,
+        tokens_per_s=sum(s.tokens for s in run.metrics.servers.values()) / max(1e-9, run.open_s),
         computing_share=_computing_share(run),
         root_version=root.version,
         regions=tuple(
@@ -95,6 +97,5 @@ def _computing_share(run: LocalRun) -> float | None:
     """
     if not isinstance(run.driver, InProcess):
         return None
-    here = run.driver.now - run.driver.began
     busy = run.driver.busy_s
-    return sum(busy.values()) / (here * len(busy)) if here > 0 and busy else None
+    return sum(busy.values()) / (run.open_s * len(busy)) if run.open_s > 0 and busy else None

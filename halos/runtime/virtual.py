@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 
 from halos.core.messages import (
     DeadlineReached,
@@ -33,11 +35,21 @@ def untrained(job: RunLocalSteps) -> LocalStepsDone:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """What a worker trains: only one at a time, as its trainer can do no more."""
+
+    sequence: int
+    lease: str
+    future: Future[LocalStepsDone] | None
+
+
 class VirtualClock(Dispatcher):
     """Drives nodes through modelled time.
 
     With ``threads`` the rounds of different workers are computed side by side while the order of
-    events, and with it every number, stays that of the model.
+    events, and with it every number, stays that of the model. Then a round that is taken away may
+    have been computed already: ``undo`` has the worker's trainer forget that lease.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class VirtualClock(Dispatcher):
         *,
         isolate: bool = False,
         threads: int = 0,
+        undo: Mapping[NodeId, Callable[[str], None]] | None = None,
         now: float = 0.0,
         sequence: int = 0,
     ) -> None:
@@ -57,8 +70,9 @@ class VirtualClock(Dispatcher):
         self.model = model
         self._heap: list[tuple[float, int, NodeId, Event | RoundEnds]] = []
         self._deadlines: dict[NodeId, float] = {}
+        self.undo = undo or {}
         self._pool = ThreadPoolExecutor(threads) if threads else None
-        self._futures: dict[int, Future[LocalStepsDone]] = {}
+        self._rounds: dict[NodeId, _Round] = {}
 
     @property
     def now(self) -> float:
@@ -83,10 +97,10 @@ class VirtualClock(Dispatcher):
         if isinstance(event, DeadlineReached) and self._deadlines.get(name) != time:
             return  # the node has since asked for another time
         if isinstance(event, RoundEnds):
-            if name not in self.nodes:
+            if self._is_abandoned(name, sequence):
                 return
             try:
-                event = self._result(sequence, name, event.job)
+                event = self._result(name, event.job)
             except Interrupted:
                 heapq.heappush(self._heap, (time, sequence, name, event))
                 return
@@ -103,7 +117,12 @@ class VirtualClock(Dispatcher):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def under_way(self) -> list[Pending]:
-        return [Pending(*entry) for entry in sorted(self._heap, key=_order)]
+        return [
+            Pending(time, sequence, name, event)
+            for time, sequence, name, event in sorted(self._heap, key=_order)
+            if not (isinstance(event, RoundEnds) and self._is_abandoned(name, sequence))
+            and not (isinstance(event, DeadlineReached) and self._deadlines.get(name) != time)
+        ]
 
     def restore(self, pending: list[Pending]) -> None:
         self._heap = [(p.time, p.sequence, p.node, p.event) for p in pending]
@@ -119,19 +138,38 @@ class VirtualClock(Dispatcher):
         heapq.heappush(self._heap, (self._now + delay_s, self.sequence, node, event))
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
+        self._undo_round(worker)
         self._post(self.model.compute_s(worker, job.local_steps), worker, RoundEnds(job))
         self._submit(self.sequence, worker, job)
 
     def _submit(self, sequence: int, worker: NodeId, job: RunLocalSteps) -> None:
+        future = None
         if self._pool is not None and worker in self.trainers:
-            self._futures[sequence] = self._pool.submit(self.trainers[worker], job)
+            future = self._pool.submit(self.trainers[worker], job)
+        self._rounds[worker] = _Round(sequence, job.lease.id, future)
 
-    def _result(self, sequence: int, worker: NodeId, job: RunLocalSteps) -> LocalStepsDone:
-        if future := self._futures.pop(sequence, None):
-            return future.result()
-        return self.trainers.get(worker, untrained)(job)
+    def _result(self, worker: NodeId, job: RunLocalSteps) -> LocalStepsDone:
+        future = self._rounds[worker].future
+        done = future.result() if future else self.trainers.get(worker, untrained)(job)
+        del self._rounds[worker]
+        # Time is modelled here, and two runs of the same seed have the same trace.
+        return replace(done, seconds=self.model.compute_s(worker, job.local_steps))
+
+    def _undo_round(self, worker: NodeId) -> None:
+        """A round that is taken away never was, however far its computation has come."""
+        given_up = self._rounds.pop(worker, None)
+        if given_up is None or given_up.future is None or given_up.future.cancel():
+            return
+        wait([given_up.future])
+        if worker in self.undo:
+            self.undo[worker](given_up.lease)
+
+    def _is_abandoned(self, worker: NodeId, sequence: int) -> bool:
+        current = self._rounds.get(worker)
+        return current is None or current.sequence != sequence
 
     def _abandon(self, worker: NodeId) -> None:
+        self._undo_round(worker)
         self._heap = [entry for entry in self._heap if entry[2] != worker]
         heapq.heapify(self._heap)
 

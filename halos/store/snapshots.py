@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 TENSORS = "tensors.safetensors"
+SUMS = "SHA256SUMS"  # as sha256sum(1) writes and checks them
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,10 @@ def write(
             shutil.rmtree(leftover)
         building.mkdir()
         save_file({key: t.contiguous() for key, t in tensors.items()}, building / TENSORS)
-        document = {**manifest, "tensors_sha256": _digest(building / TENSORS)}
-        (building / MANIFEST).write_text(json.dumps(document))
-        for file in (building / TENSORS, building / MANIFEST, building):
+        (building / MANIFEST).write_text(json.dumps(manifest))
+        files = [building / TENSORS, building / MANIFEST]
+        (building / SUMS).write_text("".join(f"{_digest(f)}  {f.name}\n" for f in files))
+        for file in (*files, building / SUMS, building):
             _sync(file)
         building.rename(path)
         _sync(folder)
@@ -98,11 +100,13 @@ def newest(folder: Path) -> Snapshot:
     """
     for path in reversed(numbered(folder)):
         try:
+            lines = set((path / SUMS).read_text().splitlines())
+            for name in (TENSORS, MANIFEST):
+                if f"{_digest(path / name)}  {name}" not in lines:
+                    raise ValueError(f"{name} is not what was written")
             manifest = json.loads((path / MANIFEST).read_text())
-            if _digest(path / TENSORS) != manifest.pop("tensors_sha256"):
-                raise ValueError("its tensors are not those that were written")
             return Snapshot(path, manifest, load_file(path / TENSORS))
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, SafetensorError) as error:
             log.warning("%s is damaged (%s): taking the one before", path, error)
     raise UserError(f"{folder}: there is no checkpoint here; train without --resume first")
 

@@ -151,6 +151,14 @@ class LocalTrainer:
                 return {name: tensor.clone() for name, tensor in self._round_start.items()}
             return self._copy()
 
+    def undo(self, lease: str) -> None:
+        """Forget the round of ``lease``, if it was the last one: its result is not wanted."""
+        with self._lock:
+            if self._round_lease != lease:
+                return
+            self._round_lease = ""
+        self._return_to_round_start()
+
     def restore(self, state: dict[str, Tensor]) -> None:
         """Go on from what :meth:`capture` gave. Raises ``ValueError`` if it is another model's."""
         with self._lock:

@@ -191,3 +191,14 @@ class TestPending:
         pending = Pending()
         pending.add(Report(dropped=((0, 1),)))
         assert pending
+
+
+def test_a_range_over_two_data_sets_comes_back_as_a_block_of_each() -> None:
+    ledger = Ledger(sections=sections_for({"a": 100, "b": 50}))
+    ledger.take(100, "eu", ("a",))
+    ledger.take(10, "eu", ("b",))
+    ledger.give_back("eu")
+    assert [(b.dataset, b.origin, b.start, b.end) for b in ledger.returned] == [
+        ("a", 0, 0, 100),
+        ("b", 100, 100, 110),
+    ]

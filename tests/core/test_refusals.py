@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -232,4 +233,15 @@ def test_a_repeated_push_gets_the_same_verdict(root: Server) -> None:
     before = books(root)
     again = only(receive(root, "eu", push), PushAnswer, "eu")
     assert (again.sequence, again.version) == (first.sequence, first.version)
+    assert books(root) == before
+
+
+@pytest.mark.parametrize("field", ["loss", "norm"])
+def test_an_update_whose_loss_is_not_a_number_does_not_enter_the_books(
+    root: Server, field: str
+) -> None:
+    update = finished(assignment_of(root), 1.0, 1.0)
+    before = books(root)
+    effects = receive(root, "w0", replace(update, **{field: math.nan}))
+    assert [e.reason for e in effects if isinstance(e, Reject)] == ["non_finite"]
     assert books(root) == before

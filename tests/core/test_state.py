@@ -182,7 +182,8 @@ def two_fragments(first: list[float], second: list[float]) -> Fragments:
     ("payload", "reason"),
     [
         (two_fragments([1.0, 2.0], [3.0]), None),
-        (two_fragments([1e308, 1e308], [1e308]), None),  # finite, though its sum is not
+        (two_fragments([1e150, 1e150], [1e150]), None),  # its norm can be told
+        (two_fragments([1e308, 1e308], [1e308]), "non_finite"),  # a few would end the parameters
         (two_fragments([1.0, math.nan], [3.0]), "non_finite"),
         (two_fragments([1.0, 2.0], [math.inf]), "non_finite"),
         (two_fragments([math.inf, -math.inf], [0.0]), "non_finite"),
@@ -195,8 +196,8 @@ def two_fragments(first: list[float], second: list[float]) -> Fragments:
         (NOTHING, "wrong_shape"),
     ],
     ids=[
-        "good", "huge", "nan", "inf", "inf - inf", "short", "long", "two dimensions", "fp32",
-        "a fragment is missing", "empty", "no tensors",
+        "good", "huge", "about to overflow", "nan", "inf", "inf - inf", "short", "long",
+        "two dimensions", "fp32", "a fragment is missing", "empty", "no tensors",
     ],
 )  # fmt: skip
 def test_what_may_be_applied(payload: Payload, reason: str | None) -> None:

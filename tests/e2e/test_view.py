@@ -20,6 +20,7 @@ STATUS = RunStatus(
     credited=9_872,
     delivered=9_800,
     total=49_152,
+    tokens_per_s=31_000.0,
     computing_share=0.97,
     root_version=40,
     regions=(

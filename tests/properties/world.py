@@ -391,12 +391,26 @@ class World:
             assert disjoint(places) == set(range(self.total)), "a position is missing or unknown"
         else:
             disjoint([*places, *state.pending.contained, *state.pending.dropped, *in_push(state)])
+        for block in (*ledger.fresh, *ledger.returned):
+            self._check_dataset(block.dataset, block.origin, [(block.start, block.end)])
         stock = sum(b.end - b.start for b in (*ledger.fresh, *ledger.returned))
         assert ledger.stock == stock, "the running total of the stock is wrong"
         for child, entry in state.leasing.children.items():
             if entry.role == "worker":
                 held = positions(ledger.held.get(child, ()))
                 assert held == positions(entry.lease.ranges if entry.lease else ())
+                if entry.lease is not None:
+                    assert entry.lease.dataset in entry.datasets
+                    lease = entry.lease
+                    self._check_dataset(lease.dataset, lease.origin, list(lease.ranges))
+
+    def _check_dataset(self, dataset: str, origin: int, ranges: list[Range]) -> None:
+        """The ranges are of this data set, which begins at ``origin``."""
+        counts = list(self.samples.items())
+        begins = {d: sum(n for _, n in counts[:i]) for i, (d, _) in enumerate(counts)}
+        assert origin == begins[dataset]
+        end = origin + self.samples[dataset]
+        assert all(origin <= first <= last <= end for first, last in ranges)
 
     def _check_tensors(self, name: NodeId) -> None:
         """Parameters hold the changes of just those samples that the books say."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from halos.core.fragments import Fragments
-from halos.core.messages import LocalStepsDone, RunLocalSteps
+from halos.core.messages import LocalStepsDone, RaiseFence, RunLocalSteps, Told
 from halos.errors import UserError
 from halos.runtime.dispatcher import Trainer
 from halos.runtime.local import LocalRun, Order, open_run
@@ -73,3 +73,38 @@ def test_an_error_in_training_surfaces(prepared: Prepare, order: Order) -> None:
         run.driver.trainers["eu/0"] = broken
         with pytest.raises(UserError, match="token 300"):
             run.run()
+
+
+def test_a_lease_taken_away_amid_its_round_leaves_one_round_a_worker(prepared: Prepare) -> None:
+    """The trainer does one round at a time, and a round that was taken away never was."""
+    ends = []
+    for name in ("one", "two"):
+        folder = prepared().specification.run.directory / name
+        small = prepared(
+            run={"name": "small", "directory": folder},
+            training={"local_steps_total": 300, "batch_size": 2},
+            sync={"local_steps": 8, "accumulation": 2},
+        )
+        with open_run(small, order="fixed") as run:
+            for _ in range(6):
+                run.run(events=20)
+                run.driver.dispatch("eu.members", Told(RaiseFence("eu/0")), run.driver.now)
+            assert run.run()
+            assert run.root.state.leasing.ledger.credited.as_tuple() == ((0, 600),)
+            ends.append(run.model)
+    assert all(map(torch.equal, ends[0].tensors, ends[1].tensors))
+
+
+@pytest.mark.parametrize("order", ["fixed", "arrival"])
+def test_a_branch_without_workers_keeps_no_samples(prepared: Prepare, order: Order) -> None:
+    small = prepared(
+        regions=[
+            {"name": "a", "workers": 0},
+            {"name": "b", "workers": 0, "parent": "a"},
+            {"name": "us", "workers": 2},
+        ],
+        training={"local_steps_total": 60, "batch_size": 2, "lease_block": 20},
+    )
+    with open_run(small, order=order) as run:
+        assert run.run()
+        assert run.driver.now < 300  # it did not have to be reclaimed

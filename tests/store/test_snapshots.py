@@ -68,7 +68,7 @@ def test_the_newest_is_read_back_and_the_last_ones_are_kept(tmp_path: Path) -> N
     assert torch.equal(snapshot.tensors["x"], torch.full((4,), 4))
 
 
-@pytest.mark.parametrize("file", [snapshots.MANIFEST, snapshots.TENSORS])
+@pytest.mark.parametrize("file", [snapshots.MANIFEST, snapshots.TENSORS, snapshots.SUMS])
 @pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
 def test_a_damaged_one_falls_back_to_the_one_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, file: str, damage: str
