@@ -97,8 +97,7 @@ class Downstream:
         child.resumed, child.resume = True, None
         version = self.state.version
         if child.continued_by(resume):
-            applied = resume.in_flight and child.sequence == resume.sequence
-            model = self.tensors.publish() if applied else None
+            model = self.tensors.publish() if child.applied(resume) else None
             back = Resumed(resume.fence, child.tenure, child.sequence, False, version, model)
             return [Send(sender, back), *self._drain_if_dry(sender, child)]
         self.leasing.give_back(sender)

@@ -46,6 +46,7 @@ class Child:
     resume: Resume | None = None  # to be answered once there is a model to hand out
     tenure: int = 0  # raised when its state stops counting
     sequence: int = 0  # of its last push that was applied
+    pushed_under: int = 0  # the fence that this came with: tells cuts of one number apart
     heard: float = 0.0  # when that was, or when it came back for the first time since
     came_back: bool = False  # since then
     request: BlockRequest | None = None
@@ -71,8 +72,13 @@ class Child:
         return (
             resume.tenure == self.tenure > 0
             and answered <= self.sequence <= resume.sequence
+            and (not self.applied(resume) or resume.pushed_under == self.pushed_under)
             and resume.granted <= self.granted <= resume.granted + 1
         )
+
+    def applied(self, resume: Resume) -> bool:
+        """Whether a push of the number that is in flight was applied."""
+        return resume.in_flight and resume.sequence == self.sequence
 
 
 @dataclass(slots=True)

@@ -128,6 +128,7 @@ class Resume:
     in_flight: bool
     base_version: int
     granted: int = 0  # number of the last grant received
+    pushed_under: int = 0  # the fence that the push in flight was sent with
 
 
 @dataclass(frozen=True, slots=True)

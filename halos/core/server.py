@@ -200,7 +200,8 @@ class Server:
                 detail = f"push {push.sequence} was not applied; start again from the current model"
                 refusal = Reject(sender, reason, str(push.sequence), push.fence, detail)
                 return [refusal, *downstream.expel(sender, now)]
-            child.sequence, child.heard, child.came_back = push.sequence, now, False
+            child.sequence, child.pushed_under = push.sequence, push.fence
+            child.heard, child.came_back = now, False
             self.tensors.apply(push.payload)
             self._account(sender, push.report)
         model = self.tensors.publish()

@@ -26,9 +26,10 @@ class ServerSettings(Settings):
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A push that the parent has not answered yet."""
+    """A push that the parent has not answered yet. ``fence``: of the session it was sent in."""
 
     sequence: int
+    fence: int
     report: Report
 
 

@@ -44,10 +44,11 @@ class Upstream:
     def push(self) -> list[Effect]:
         """Push once K updates came since the last merge and no push is in flight.
 
-        When nothing is left to issue, what there is goes at once.
+        When nothing is left to issue, what there is goes at once; while the parent is away, nothing
+        is cut: only it knows whether we are where it left us.
         """
         state = self.state
-        if state.push is not None:
+        if state.push is not None or not state.resumed:
             return []
         due = state.version >= state.merged_version + self.settings.accumulation
         if not (due or self.leasing.draining) or not state.pending:
@@ -56,14 +57,14 @@ class Upstream:
         return self._cut()
 
     def _cut(self) -> list[Effect]:
-        """Cut ``u = base - theta``; sent now, or cut again when the parent is back."""
+        """Cut ``u = base - theta`` and send it."""
         state = self.state
-        state.push = InFlight(state.sequence, state.pending.to_report())
+        assert state.fence is not None
+        report = state.pending.to_report()
+        state.push = InFlight(state.sequence, state.fence, report)
         state.pending = Pending()
         payload = self.tensors.cut()
-        if state.fence is None or not state.resumed:
-            return []
-        push = Push(state.sequence, state.fence, state.base_version, state.push.report, payload)
+        push = Push(state.sequence, state.fence, state.base_version, report, payload)
         return [Send(self.parent, push)]
 
     def merge(self, answer: PushAnswer) -> list[Effect]:
@@ -90,12 +91,13 @@ class Upstream:
         state = self.state
         state.fence, state.resumed = fence, False
         resume = Resume(
-            fence,
-            state.tenure,
-            state.sequence,
-            state.push is not None,
-            state.base_version,
-            self.leasing.state.granted,
+            fence=fence,
+            tenure=state.tenure,
+            sequence=state.sequence,
+            in_flight=state.push is not None,
+            base_version=state.base_version,
+            granted=self.leasing.state.granted,
+            pushed_under=state.push.fence if state.push is not None else 0,
         )
         return [Send(self.parent, resume)]
 

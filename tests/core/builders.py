@@ -121,11 +121,12 @@ def join_region(
     in_flight: bool = False,
     base_version: int = 0,
     granted: int = 0,
+    pushed_under: int = 1,
     now: float = 0.0,
 ) -> list[Effect]:
     """Let a child server in; by default one with nothing to continue."""
     tell(server, MemberJoined(name, "server", fence, datasets), now=now)
-    resume = Resume(fence, tenure, sequence, in_flight, base_version, granted)
+    resume = Resume(fence, tenure, sequence, in_flight, base_version, granted, pushed_under)
     return receive(server, name, resume, now=now)
 
 

@@ -97,6 +97,7 @@ class TestComingBack:
             {"sequence": 5},  # it cut pushes that we never saw
             {"sequence": 0, "in_flight": False},  # it forgot pushes that we applied
             {"granted": 2},  # it has samples that we never granted
+            {"pushed_under": 7},  # it forgot, and has cut another push of this number
         ],
     )
     def test_with_a_state_that_does_not_continue_it_starts_again(
@@ -173,11 +174,11 @@ class TestTheChildsEnd:
         """K = 1, with a lease out and no stock left; the link was lost, and is back."""
         tensors = torch_state(10.0, parent=True)
         region, (assignment,) = working_region(4, tensors=tensors, accumulation=1)
+        receive(region, "w0", finished(assignment, 1.0))  # is pushed
         tell(region, ParentLost())
         join_worker(region, "w1", fence=2)  # wants samples
-        receive(region, "w0", finished(assignment, 1.0))  # is to be pushed
         (resume,) = tell(region, Joined(2))
-        assert found([resume], Resume) == [Resume(2, 1, 1, True, 0, 1)]
+        assert found([resume], Resume) == [Resume(2, 1, 1, True, 0, 1, 1)]
         return region
 
     def resumed(self, region: Server) -> list[Effect]:

@@ -185,8 +185,16 @@ class TestLosingTheParent:
         assignment, _ = rounds(region, assignment, 2)
         answer(region, 1, 0.0, version=5)
         assert only(tell(region, Joined(2)), Resume) == Resume(2, 1, 1, False, 5, 1)
+        receive(region, "root", Resumed(2, 1, 1, False, 5, None))
         rounds(region, assignment, 2)
-        assert only(tell(region, Joined(3)), Resume) == Resume(3, 1, 2, True, 5, 1)
+        assert only(tell(region, Joined(3)), Resume) == Resume(3, 1, 2, True, 5, 1, 2)
+
+    def test_while_it_is_away_nothing_is_cut(self) -> None:
+        """only the parent knows whether a state that was saved is the newest"""
+        region, assignment = working()
+        tell(region, ParentLost())
+        rounds(region, assignment, 2)
+        assert only(tell(region, Joined(2)), Resume) == Resume(2, 1, 0, False, 0, 1)
 
     def test_an_answer_to_an_earlier_session_is_no_news(self) -> None:
         region, _ = working()

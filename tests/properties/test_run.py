@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    Bundle,
     RuleBasedStateMachine,
     initialize,
     invariant,
@@ -20,7 +19,7 @@ from hypothesis.stateful import (
 from tests.properties.world import THREE_TIERS, TWO_TIERS, World, process_of
 
 PICK = st.integers(0, 2**16)
-SURE = st.just(True)
+THEN = st.integers(0, 4)  # rounds in which all goes well, after something that did not
 
 
 def pick(choices: Sequence[str], number: int) -> str:
@@ -31,11 +30,10 @@ class Run(RuleBasedStateMachine):
     """Workers, links and processes fail and return; the operator and time interfere."""
 
     world: World
-    gone = Bundle("gone")
 
     @initialize(
         tree=st.sampled_from([TWO_TIERS, THREE_TIERS]),
-        samples=st.sampled_from([8, 24, 41, {"a": 13, "b": 20}]),
+        samples=st.sampled_from([24, 60, {"a": 33, "b": 40}]),
         in_flight=st.sampled_from(["carry", "drop"]),
         lease_block=st.sampled_from([None, 0, 3]),
         accumulation=st.sampled_from([1, 2, 4]),
@@ -49,7 +47,7 @@ class Run(RuleBasedStateMachine):
     # ------------------------------------------------------------ the network
 
     @precondition(lambda self: self.world.deliverable())
-    @rule(numbers=st.lists(PICK, min_size=1, max_size=8), settle=st.booleans() | SURE)
+    @rule(numbers=st.lists(PICK, min_size=1, max_size=8), settle=st.booleans())
     def deliver(self, numbers: list[int], settle: bool) -> None:
         """Some messages arrive, in any order."""
         for number in numbers:
@@ -60,40 +58,51 @@ class Run(RuleBasedStateMachine):
                 if settle:
                     self.world.settle([to])
 
-    @rule(number=PICK, settle=st.booleans())
-    def repeat(self, number: int, settle: bool) -> None:
-        """A message arrives, and a copy of it is still under way."""
-        index = self.world.repeatable(number)
-        if index is None:
-            return
-        to = process_of(self.world.network[index].to)
-        self.world.deliver(index, keep=True)
-        if settle:
-            self.world.settle([to])
+    @rule(number=PICK, then=THEN)
+    def repeat(self, number: int, then: int) -> None:
+        if (index := self.world.one_of_a_kind(number)) is not None:
+            self.world.repeat(index)
+        self.world.work(then)
 
-    @precondition(lambda self: self.world.network)
-    @rule(number=PICK)
-    def drop(self, number: int) -> None:
-        self.world.drop(number % len(self.world.network))
+    @rule(number=PICK, then=THEN)
+    def delay(self, number: int, then: int) -> None:
+        if (index := self.world.one_of_a_kind(number)) is not None:
+            self.world.delay(index)
+        self.world.work(then)
+
+    @precondition(lambda self: self.world.late)
+    @rule(number=PICK, then=THEN)
+    def arrive_late(self, number: int, then: int) -> None:
+        self.world.arrive_late(number % len(self.world.late))
+        self.world.work(then)
+
+    @rule(number=PICK, then=THEN)
+    def drop(self, number: int, then: int) -> None:
+        if (index := self.world.one_of_a_kind(number)) is not None:
+            self.world.drop(index)
+        self.world.work(then)
 
     @precondition(lambda self: self.world.unnoticed)
-    @rule(number=PICK)
-    def notice_loss(self, number: int) -> None:
+    @rule(number=PICK, then=THEN)
+    def notice_loss(self, number: int, then: int) -> None:
         self.world.notice_loss(number % len(self.world.unnoticed))
+        self.world.work(then)
 
-    @rule(number=PICK, lossy=st.booleans())
-    def cut_link(self, number: int, lossy: bool) -> None:
+    @rule(number=PICK, lossy=st.booleans(), then=THEN)
+    def cut_link(self, number: int, lossy: bool, then: int) -> None:
         self.world.cut_link(pick(self.others, number), lossy=lossy)
+        self.world.work(then)
 
     @precondition(lambda self: self.world.cut)
-    @rule(number=PICK)
-    def mend_link(self, number: int) -> None:
+    @rule(number=PICK, then=THEN)
+    def mend_link(self, number: int, then: int) -> None:
         self.world.mend_link(pick(sorted(self.world.cut), number))
+        self.world.work(then)
 
     # ------------------------------------------------------------ work
 
     @precondition(lambda self: self.world.jobs)
-    @rule(numbers=st.lists(PICK, min_size=1, max_size=4), finite=st.booleans() | SURE | SURE)
+    @rule(numbers=st.lists(PICK, min_size=1, max_size=4), finite=st.booleans())
     def finish_rounds(self, numbers: list[int], finite: bool) -> None:
         for number in numbers:
             if self.world.jobs:
@@ -101,9 +110,10 @@ class Run(RuleBasedStateMachine):
                 self.world.finish_round(worker, finite=finite)
                 self.world.settle([worker])
 
-    @rule()
-    def settle(self) -> None:
-        self.world.settle()
+    @rule(rounds=st.integers(1, 12))
+    def all_goes_well(self, rounds: int) -> None:
+        """For a while, for those who are not cut off."""
+        self.world.work(rounds)
 
     @rule(number=PICK)
     def handle_one(self, number: int) -> None:
@@ -111,30 +121,34 @@ class Run(RuleBasedStateMachine):
         if waiting := [n for n in inbox if inbox[n] and process_of(n) not in frozen]:
             self.world.handle(pick(waiting, number))
 
-    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]), heartbeats=st.booleans())
-    def time_passes(self, seconds: float, heartbeats: bool) -> None:
+    @rule(seconds=st.sampled_from([1.0, 3.0, 6.0]), heartbeats=st.booleans(), then=THEN)
+    def time_passes(self, seconds: float, heartbeats: bool, then: int) -> None:
         self.world.wait(seconds, heartbeats=heartbeats)
+        self.world.work(then)
 
     # ------------------------------------------------------------ machines and people
 
-    @rule(number=PICK)
-    def kill_worker(self, number: int) -> None:
+    @rule(number=PICK, then=THEN)
+    def kill_worker(self, number: int, then: int) -> None:
         if alive := [n for n in self.world.workers if self.world.alive(n)]:
             self.world.kill(pick(alive, number))
+        self.world.work(then)
 
-    @rule(number=PICK, keep=st.booleans())
-    def restart_worker(self, number: int, keep: bool) -> None:
+    @rule(number=PICK, keep=st.booleans(), then=THEN)
+    def restart_worker(self, number: int, keep: bool, then: int) -> None:
         self.world.restart(pick(self.world.workers, number), keep=keep)
+        self.world.work(then)
 
     @rule(number=PICK)
     def save(self, number: int) -> None:
         if alive := [n for n in self.world.tree if self.world.alive(n)]:
             self.world.save(pick(alive, number))
 
-    @rule(number=PICK)
-    def freeze(self, number: int) -> None:
+    @rule(number=PICK, then=THEN)
+    def freeze(self, number: int, then: int) -> None:
         if alive := [n for n in self.world.tree if self.world.alive(n)]:
             self.world.frozen.add(pick(alive, number))
+        self.world.work(then)
 
     @precondition(lambda self: self.world.frozen)
     @rule(number=PICK)
@@ -158,23 +172,27 @@ class Run(RuleBasedStateMachine):
 class RunWithMemoryLoss(Run):
     """Servers lose what they knew as well, are evicted, given up, and gone for good."""
 
-    @rule(number=PICK)
-    def kill_server(self, number: int) -> None:
+    @rule(number=PICK, then=THEN)
+    def kill_server(self, number: int, then: int) -> None:
         servers = [n for n in self.world.servers if n != "root" and self.world.alive(n)]
         if servers:
             self.world.kill(pick(servers, number))
+        self.world.work(then)
 
-    @rule(number=PICK, keep=st.booleans())
-    def restart_server(self, number: int, keep: bool) -> None:
+    @rule(number=PICK, keep=st.booleans(), then=THEN)
+    def restart_server(self, number: int, keep: bool, then: int) -> None:
         self.world.restart(pick(self.world.servers, number), keep=keep)
+        self.world.work(then)
 
-    @rule(number=PICK)
-    def evict(self, number: int) -> None:
+    @rule(number=PICK, then=THEN)
+    def evict(self, number: int, then: int) -> None:
         self.world.evict(pick(self.others, number))
+        self.world.work(then)
 
-    @rule(seconds=st.sampled_from([21.0, 70.0]), heartbeats=st.booleans())
-    def much_time_passes(self, seconds: float, heartbeats: bool) -> None:
+    @rule(seconds=st.sampled_from([21.0, 70.0]), heartbeats=st.booleans(), then=THEN)
+    def much_time_passes(self, seconds: float, heartbeats: bool, then: int) -> None:
         self.world.wait(seconds, heartbeats=heartbeats)
+        self.world.work(then)
 
     def stays_away(self) -> list[str]:
         """Who is dead by now stays so, if somebody is left to do the work."""
@@ -184,14 +202,14 @@ class RunWithMemoryLoss(Run):
 
 
 FAST = settings(
-    max_examples=60,
+    max_examples=100,
     stateful_step_count=50,
     derandomize=True,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 THOROUGH = settings(
-    max_examples=600,
+    max_examples=1000,
     stateful_step_count=150,
     deadline=None,
     suppress_health_check=list(HealthCheck),

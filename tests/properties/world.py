@@ -127,6 +127,7 @@ class World:
         self.nodes: dict[NodeId, Node] = {}
         self.inbox: dict[NodeId, deque[Event]] = {}
         self.network: list[Packet] = []
+        self.late: list[Packet] = []  # of which nothing is known until they arrive
         self.jobs: dict[NodeId, RunLocalSteps] = {}
         self.cut: dict[NodeId, bool] = {}  # links of these children; whether they lose messages
         self.unnoticed: list[NodeId] = []  # children whose link lost something
@@ -232,7 +233,7 @@ class World:
             i for i, p in enumerate(self.network) if self.child_end(p.sender, p.to) not in self.cut
         ]
 
-    def repeatable(self, number: int) -> int | None:
+    def one_of_a_kind(self, number: int) -> int | None:
         """One of the messages that may arrive; a rare kind is as likely as a frequent one."""
         indices = self.deliverable()
         kinds = sorted({type(self.network[i].message).__name__ for i in indices})
@@ -242,13 +243,24 @@ class World:
         alike = [i for i in indices if type(self.network[i].message).__name__ == kind]
         return alike[number // len(kinds) % len(alike)]
 
-    def deliver(self, index: int, *, keep: bool = False) -> None:
-        """Let a message arrive; with ``keep`` a copy of it arrives later too."""
-        packet = self.network[index] if keep else self.network.pop(index)
+    def deliver(self, index: int) -> None:
+        """Let a message arrive."""
+        packet = self.network.pop(index)
         if packet.to in self.inbox:
             self.inbox[packet.to].append(Received(packet.sender, deepcopy(packet.message)))
-        elif not keep:
+        else:
             self.unnoticed.append(self.child_end(packet.sender, packet.to))
+
+    def repeat(self, index: int) -> None:
+        """There is a second copy of a message, which arrives late."""
+        self.late.append(self.network[index])
+
+    def delay(self, index: int) -> None:
+        self.late.append(self.network.pop(index))
+
+    def arrive_late(self, index: int) -> None:
+        """A message of any time ago comes to those under way, and ahead of them."""
+        self.network.insert(0, self.late.pop(index))
 
     def drop(self, index: int) -> None:
         packet = self.network.pop(index)
@@ -323,6 +335,18 @@ class World:
             job.lease.id, job.local_steps, samples, 1.0, 1.0, 1.0, Fragments([change])
         )
         self.inbox[worker].append(done)
+
+    def work(self, rounds: int) -> None:
+        """For a while what can arrive does so in order, and one round after the other ends."""
+        for i in range(rounds):
+            for _ in range(len(self.deliverable())):
+                if deliverable := self.deliverable():
+                    self.deliver(deliverable[0])
+            self.settle()
+            if ready := sorted(self.jobs.keys() - self.frozen):
+                self.finish_round(ready[i % len(ready)])
+            self.settle()
+            self.check()
 
     def evict(self, child: NodeId) -> None:
         """The operator has the child's fence raised."""
@@ -451,7 +475,13 @@ class World:
         child = above.children.get(name)
         in_flight = state.push is not None
         resume = Resume(
-            0, state.tenure, state.sequence, in_flight, state.base_version, state.leasing.granted
+            fence=0,
+            tenure=state.tenure,
+            sequence=state.sequence,
+            in_flight=in_flight,
+            base_version=state.base_version,
+            granted=state.leasing.granted,
+            pushed_under=state.push.fence if state.push else 0,
         )
         if child is None or not child.continued_by(resume):
             return
@@ -472,6 +502,8 @@ class World:
         gone = self.with_descendants(gone)
         self.frozen.clear()
         self.cut.clear()
+        self.network += self.late
+        self.late.clear()
         for name in self.tree:
             if name in gone and self.alive(name):
                 self.kill(name)
