@@ -64,12 +64,14 @@ def train(
 
 def follow(run: LocalRun, console: Console) -> dict[str, Any]:
     """Run to the end or to a signal, showing progress; then save. Returns the result as data."""
-    from coordinator.view import RunView
+    from coordinator.view import RunView, curve
     from halos.runtime.status import status_of
 
     with RunView(console) as view, stopped_by_signals(run):
         finished = run.run(tick=lambda: view.show(status_of(run), run.evaluator.points))
         view.show(status_of(run), run.evaluator.points)
+    if not console.is_terminal:  # there the live table has shown it
+        console.print(*curve(run.evaluator.points), sep="\n", highlight=False)
     checkpoint = run.save()
     result = {"finished": finished, "checkpoint": str(checkpoint), **asdict(status_of(run))}
     if finished:
@@ -114,12 +116,12 @@ def progress_line(console: Console) -> Any:
 
 def told(result: dict[str, Any]) -> str:
     """The end of a finished run, for a person."""
-    share = result["computing_share"]
+    share, speed = result["computing_share"], result["tokens_per_s"]
     rows = [
         ("validation loss", f"{result['validation_loss']:.3f} nats a token"),
         ("trained on", f"{result['tokens']:,} tokens in {result['local_steps']:,} local steps"),
-        ("speed", f"{result['tokens_per_s']:,.0f} tokens/s"),
-        ("workers computing", "" if share is None else f"{share:.0%} of the time"),
+        ("speed", f"{speed:,.0f} tokens/s" if speed else ""),
+        ("workers computing", f"{share:.0%} of the time" if share else ""),
         ("credited", f"{result['credited']:,} of {result['total']:,} samples"),
         ("delivered", f"{result['delivered']:,} ({result['delivered'] / result['total']:.1%})"),
         ("checkpoint", result["checkpoint"]),
