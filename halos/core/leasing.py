@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from halos.core.ledger import Ledger
-from halos.core.messages import BlockRequest, Grant, Lease, NodeId, Resume, Role
+from halos.core.messages import BlockRequest, Grant, NodeId, Resume, Role
+from halos.core.samples import Lease
 from halos.core.settings import Settings
 
 

@@ -14,8 +14,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from halos.core.messages import Block, NodeId, Range, Report
+from halos.core.messages import NodeId
 from halos.core.ranges import RangeSet
+from halos.core.samples import Block, Range, Report
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from halos.core.messages import Range
+from halos.core.samples import Range
 
 
 @dataclass(slots=True)

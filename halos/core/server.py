@@ -34,7 +34,6 @@ from halos.core.messages import (
     Received,
     Refused,
     Reject,
-    Report,
     Resume,
     Resumed,
     RunOver,
@@ -45,6 +44,7 @@ from halos.core.messages import (
     Told,
     WorkerUpdate,
 )
+from halos.core.samples import Report
 from halos.core.server_state import InFlight, ServerSettings, ServerState
 from halos.core.tensors import RefusalReason, TensorState
 from halos.core.upstream import Upstream

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from halos.core.leasing import LeasingSettings, LeasingState
 from halos.core.ledger import Pending
-from halos.core.messages import Report
+from halos.core.samples import Report
 from halos.core.settings import Settings
 
 
@@ -54,5 +54,5 @@ class ServerState:
     ready: bool = False
     pristine: bool = True
     exhausted_at: float | None = None  # since when somebody idles though nothing is left
-    reported: Report = Report()  # totals over the run, ranges apart
+    reported: Report = field(default_factory=Report)  # totals over the run, ranges apart
     finished: bool = False

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from halos.core.equations import learning_rate_iteration
 from halos.core.fragments import Fragments, ModelLayout
-from halos.core.messages import Lease, LocalStepsDone, RunLocalSteps
+from halos.core.messages import LocalStepsDone, RunLocalSteps
+from halos.core.samples import Lease
 from halos.errors import Interrupted, UserError
 from halos.training.data import Dataset, SampleOrder
 from halos.training.model import LanguageModel

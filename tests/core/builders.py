@@ -12,7 +12,6 @@ from halos.core.leasing import LeasingSettings, LeasingState
 from halos.core.ledger import Ledger, sections_for
 from halos.core.messages import (
     Assignment,
-    Block,
     BlockRequest,
     Effect,
     Grant,
@@ -25,13 +24,13 @@ from halos.core.messages import (
     Push,
     Ready,
     Received,
-    Report,
     Resume,
     Resumed,
     Send,
     Told,
     WorkerUpdate,
 )
+from halos.core.samples import Block, Report
 from halos.core.server import Server, ServerSettings, ServerState
 from halos.core.state import TorchState
 from halos.core.tensors import NullState, Payload, TensorState

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from halos.core.messages import Assignment, Block, Drain, Grant, MemberLost
+from halos.core.messages import Assignment, Drain, Grant, MemberLost
+from halos.core.samples import Block
 from halos.core.server import Server
 from tests.core.builders import (
     finished,

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from halos.core.messages import Assignment, Block, BlockRequest, Drain, Grant, MemberLost
+from halos.core.messages import Assignment, BlockRequest, Drain, Grant, MemberLost
+from halos.core.samples import Block
 from halos.core.server import Server
 from tests.core.builders import (
     finished,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halos.core.ledger import Ledger, Pending, sections_for
-from halos.core.messages import Block, Report
+from halos.core.samples import Block, Report
 
 
 def root_ledger(**samples: int | None) -> Ledger:

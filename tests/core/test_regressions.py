@@ -6,7 +6,6 @@ import pytest
 
 from halos.core.messages import (
     Assignment,
-    Block,
     BlockRequest,
     Drain,
     Grant,
@@ -22,6 +21,7 @@ from halos.core.messages import (
     Resumed,
     RunLocalSteps,
 )
+from halos.core.samples import Block
 from tests.core.builders import (
     finished,
     found,

@@ -15,10 +15,10 @@ from halos.core.messages import (
     PushAnswer,
     RaiseFence,
     Reject,
-    Report,
     Resume,
     Resumed,
 )
+from halos.core.samples import Report
 from halos.core.server import Server
 from tests.core.builders import (
     found,

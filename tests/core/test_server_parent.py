@@ -17,12 +17,12 @@ from halos.core.messages import (
     PushAnswer,
     Receipt,
     Refused,
-    Report,
     Resume,
     Resumed,
     RunOver,
     Stop,
 )
+from halos.core.samples import Report
 from halos.core.server import Server
 from tests.core.builders import (
     finished,

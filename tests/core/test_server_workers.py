@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from halos.core.messages import (
-    Assignment,
-    MemberJoined,
-    MemberLost,
-    Ready,
-    Receipt,
-    Reject,
-    Report,
-    Stop,
-)
+from halos.core.messages import Assignment, MemberJoined, MemberLost, Ready, Receipt, Reject, Stop
+from halos.core.samples import Report
 from tests.core.builders import (
     finished,
     found,

@@ -12,9 +12,9 @@ from halos.core.messages import (
     PushAnswer,
     RaiseFence,
     Reject,
-    Report,
     Resumed,
 )
+from halos.core.samples import Report
 from halos.core.server import Server
 from tests.core.builders import (
     finished,

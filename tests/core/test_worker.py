@@ -10,7 +10,6 @@ from halos.core.messages import (
     FenceStale,
     Finish,
     Joined,
-    Lease,
     LocalStepsDone,
     ParentLost,
     Ready,
@@ -21,6 +20,7 @@ from halos.core.messages import (
     Stop,
     WorkerUpdate,
 )
+from halos.core.samples import Lease
 from halos.core.tensors import NOTHING, RefusalReason
 from halos.core.worker import Worker
 from tests.core.builders import found, only, receive, tell

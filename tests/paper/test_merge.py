@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halos.core.equations import OuterSettings, carried_base, merge
-from halos.core.messages import Assignment, Drain, Push, PushAnswer, Report
+from halos.core.messages import Assignment, Drain, Push, PushAnswer
+from halos.core.samples import Report
 from halos.core.server import Server
 from tests.core.builders import (
     PLAIN,

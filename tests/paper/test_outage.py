@@ -18,10 +18,10 @@ from halos.core.messages import (
     ParentLost,
     Push,
     PushAnswer,
-    Report,
     Resume,
     Resumed,
 )
+from halos.core.samples import Report
 from halos.core.server import Server
 from tests.core.builders import (
     PLAIN,

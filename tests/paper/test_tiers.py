@@ -9,16 +9,8 @@ import pytest
 from halos.core.equations import OuterSettings
 from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity, MembershipSettings
-from halos.core.messages import (
-    Block,
-    Grant,
-    LocalStepsDone,
-    Push,
-    PushAnswer,
-    Received,
-    Report,
-    RunLocalSteps,
-)
+from halos.core.messages import Grant, LocalStepsDone, Push, PushAnswer, Received, RunLocalSteps
+from halos.core.samples import Block, Report
 from halos.core.server import Server, ServerSettings
 from halos.core.topology import ServerPlace, Topology, WorkerPlace
 from halos.runtime.dispatcher import Step

@@ -45,7 +45,6 @@ from halos.core.messages import (
     Node,
     NodeId,
     RaiseFence,
-    Range,
     Received,
     Refused,
     Reject,
@@ -57,6 +56,7 @@ from halos.core.messages import (
     Tell,
     Told,
 )
+from halos.core.samples import Range
 from halos.core.server import Server, ServerSettings, ServerState
 from halos.core.state import TorchState
 from halos.core.worker import Worker

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from halos.core.messages import Assignment, Lease, Send
+from halos.core.messages import Assignment, Send
+from halos.core.samples import Lease
 from halos.errors import UserError
 from halos.runtime.dispatcher import Step
 from halos.runtime.local import Beginning, LocalRun, Order, open_run
@@ -225,3 +226,16 @@ def test_what_is_not_this_run_is_not_resumed(prepared: Prepare, tmp_path: Path) 
         open_run(elsewhere(prepared, tmp_path / "run"), beginning="resume"),
     ):
         pass
+
+
+def test_replacing_a_run_removes_nothing_that_is_not_the_runs(
+    prepared: Prepare, tmp_path: Path
+) -> None:
+    mine = tmp_path / "run" / "checkpoints" / "00000042" / "thesis.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("years of work")
+    for _ in range(2):
+        with open_run(prepared(), order="fixed", beginning="replace") as run:
+            run.run()
+            run.save()
+    assert mine.read_text() == "years of work"

@@ -122,3 +122,12 @@ def test_a_kill_at_any_moment_of_a_save_leaves_a_good_snapshot(
     assert done.stdout == f"killed {kills}\n", done.stderr
     write(tmp_path, 0)
     assert not list(tmp_path.glob(".building-*"))
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with (
+        pytest.raises(UserError, match="cannot be written to"),
+        snapshots.locked(tmp_path / "file" / "run"),
+    ):
+        pass

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from halos.core.fragments import Fragments
-from halos.core.messages import Lease, RunLocalSteps
+from halos.core.messages import RunLocalSteps
+from halos.core.samples import Lease
 from halos.training.data import Dataset, DataSettings, SampleOrder, open_dataset
 from halos.training.inner import LocalTrainer
 from halos.training.model import ModelSettings, build_model

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from halos.core.equations import learning_rate
 from halos.core.fragments import Fragments
-from halos.core.messages import Lease, LocalStepsDone, RunLocalSteps
+from halos.core.messages import LocalStepsDone, RunLocalSteps
+from halos.core.samples import Lease
 from halos.core.tensors import NOTHING
 from halos.errors import Interrupted, UserError
 from halos.training.data import Dataset, SampleOrder
