@@ -174,7 +174,10 @@ def unknown(name: str, place: Place) -> str:
 
 
 def missing(name: str, place: Place) -> str:
-    field = next(f for n, f in place.owner.model_fields.items() if name in (n, f.alias))
+    fields = (f for n, f in place.owner.model_fields.items() if name in (n, f.alias))
+    field = next(fields, None)  # none for an item that a list lacks
+    if field is None:
+        return "is too short; give every item"
     return f"is missing; give {field.description or 'it'}"
 
 

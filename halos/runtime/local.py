@@ -218,12 +218,15 @@ def open_run(
 
 
 def _remove(folder: Path, name: str) -> None:
-    """Clear a run directory, if the run in it has this name."""
-    if snapshots.numbered(checkpoints(folder)):
-        there = snapshots.newest(checkpoints(folder)).manifest["facts"]["[run] name"]
-        if there != name:
-            raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
-    shutil.rmtree(checkpoints(folder), ignore_errors=True)
+    """Clear a run directory of the run in it, if that has this name, and of nothing else."""
+    earlier = snapshots.numbered(checkpoints(folder))
+    if not earlier:
+        return
+    there = snapshots.newest(checkpoints(folder)).manifest["facts"]["[run] name"]
+    if there != name:
+        raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
+    for snapshot in earlier:
+        shutil.rmtree(snapshot)
     (folder / LOSSES).unlink(missing_ok=True)
 
 

@@ -42,8 +42,14 @@ def locked(folder: Path) -> Iterator[None]:
 
     The lock goes with the process that holds it, however that ends.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("a+")
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written to ({error.strerror}); give another run.directory"
+        ) from error
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -113,7 +119,11 @@ def newest(folder: Path) -> Snapshot:
 
 def numbered(folder: Path) -> list[Path]:
     """The snapshots of a folder, oldest first."""
-    return sorted(path for path in folder.glob("[0-9]" * 8) if path.is_dir())
+    return sorted(
+        path
+        for path in folder.glob("[0-9]" * 8)
+        if any((path / file).is_file() for file in (MANIFEST, TENSORS, SUMS))
+    )
 
 
 def _digest(path: Path) -> str:
