@@ -82,8 +82,8 @@ def follow(run: LocalRun, console: Console) -> dict[str, Any]:
 
 @contextmanager
 def stopped_by_signals(run: LocalRun) -> Iterator[None]:
-    """Ctrl-C or SIGTERM once: stop the run in good order. Twice: end at once."""
-    signals = (signal.SIGINT, signal.SIGTERM)
+    """Ctrl-C, SIGTERM or a closed terminal once: stop the run in good order. Twice: end at once."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in signals}
 
     def stop(*_: object) -> None:

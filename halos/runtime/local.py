@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import torch
 
@@ -213,8 +213,15 @@ def open_run(
         stack.callback(run.close)
         run.driver.observers.append(run.metrics)
         if trace is not None:
-            run.driver.observers.append(TraceWriter(stack.enter_context(trace.open("a"))))
+            run.driver.observers.append(TraceWriter(stack.enter_context(_opened(trace))))
         yield run
+
+
+def _opened(trace: Path) -> TextIO:
+    try:
+        return trace.open("a")
+    except OSError as error:
+        raise UserError(f"--trace {trace}: cannot be written to: {error.strerror}") from error
 
 
 def _remove(folder: Path, name: str) -> None:

@@ -51,7 +51,7 @@ def test_train_then_evaluate_generate_and_export(halos: Halos, small: Path, tmp_
     assert "there is a run in this directory already" in again.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_leaves_and_resume_goes_on(
     halos: Halos, small: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
