@@ -30,6 +30,7 @@ class Run(RuleBasedStateMachine):
     """Workers, links and processes fail and return; the operator and time interfere."""
 
     world: World
+    well = False
 
     @initialize(
         tree=st.sampled_from([TWO_TIERS, THREE_TIERS]),
@@ -159,10 +160,12 @@ class Run(RuleBasedStateMachine):
 
     @invariant()
     def all_is_well(self) -> None:
+        self.well = False
         self.world.check()
+        self.well = True
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
+        if self.well:
             self.world.heal(self.stays_away())
 
     def stays_away(self) -> list[str]:
@@ -222,6 +225,7 @@ def test_no_sample_is_counted_twice_and_all_are_in_the_end(machine: type[Run]) -
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("machine", [Run, RunWithMemoryLoss])
 def test_the_same_at_length(machine: type[Run]) -> None:
     run_state_machine_as_test(machine, settings=THOROUGH)  # type: ignore[no-untyped-call]
