@@ -119,9 +119,13 @@ def staleness(step: Step) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class TraceLine:
-    """One event as it was recorded. ``where`` is ``file:line``."""
+    """One event as it was recorded. ``where`` is ``file:line``.
+
+    ``start`` counts the starts of the process that wrote it, as far as its trace tells.
+    """
 
     where: str
+    start: int
     node: NodeId
     text: str
 
@@ -135,13 +139,12 @@ class TraceLine:
 class Trace:
     """What one file holds.
 
-    ``begun`` has an entry for each start of the process that wrote it: how many events came before
-    it, and the facts that it began with.
+    ``starts`` are the facts that the process which wrote it began with, each time.
     """
 
     source: str
     lines: tuple[TraceLine, ...]
-    begun: tuple[tuple[int, RunFacts], ...]
+    starts: tuple[RunFacts, ...]
 
 
 def open_trace(path: Path) -> TextIO:
@@ -179,7 +182,7 @@ def parse_trace(source: str, texts: Iterable[str]) -> Trace:
     ``source`` names it in errors. Raises ``UserError`` for a line that is of no trace.
     """
     lines: list[TraceLine] = []
-    begun: list[tuple[int, RunFacts]] = []
+    starts: list[RunFacts] = []
     cut_off: str | None = None
     for number, text in enumerate(texts, 1):
         where = f"{source}:{number}"
@@ -190,12 +193,12 @@ def parse_trace(source: str, texts: Iterable[str]) -> Trace:
         cut_off = where if content is None else None
         try:
             if content is not None and begins:
-                begun.append((len(lines), RunFacts.from_json(content["run"])))
+                starts.append(RunFacts.from_json(content["run"]))
             elif content is not None:
-                lines.append(TraceLine(where, content["node"], text))
+                lines.append(TraceLine(where, len(starts), content["node"], text))
         except (TypeError, KeyError, ValueError) as error:
             raise UserError(f"{where}: is no line of a trace of this version ({error})") from error
-    return Trace(source, tuple(lines), tuple(begun))
+    return Trace(source, tuple(lines), tuple(starts))
 
 
 def _parsed(text: str) -> dict[str, Any] | None:
