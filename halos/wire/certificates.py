@@ -8,7 +8,6 @@ worker's certificate cannot pose as a server.
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import os
 import re
@@ -17,7 +16,6 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, get_args
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -25,21 +23,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from halos.errors import UserError
-
-Role = Literal["coordinator", "server", "worker", "operator"]
-
-ROLES: tuple[Role, ...] = get_args(Role)
-SERVING: frozenset[Role] = frozenset({"coordinator", "server"})
-JOINING: frozenset[Role] = frozenset({"server", "worker", "operator"})
-SERVER_NAME = "halos"
-
-CA, CA_KEY, CERTIFICATE, KEY = "ca.pem", "ca-key.pem", "cert.pem", "key.pem"
-TOKEN, TOKEN_HASH = "token", "token.sha256"
+from halos.wire.identity import (
+    CA,
+    CA_KEY,
+    CERTIFICATE,
+    KEY,
+    TOKEN,
+    TOKEN_HASH,
+    read,
+    read_authority,
+)
+from halos.wire.roles import JOINING, NAME, SERVING, Role
+from halos.wire.security import SERVER_NAME, hash_of
 
 AUTHORITY_DAYS = 3650
 DAYS = 730
 SKEW = timedelta(days=1)  # certificates are valid from a day ago, for clocks differ
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,47}")
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*")
 
 
@@ -124,51 +123,6 @@ def issue(
     for file in {TOKEN, TOKEN_HASH} - files.keys():
         (to / file).unlink(missing_ok=True)  # of another role, that was replaced
     return written
-
-
-def read_authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """An authority's certificate and key. Raises ``UserError`` if they are missing or no pair."""
-    remedy = "give the folder that `halos certs init` made"
-    certificate = read_certificates(folder / CA, remedy)[0]
-    key = read_key(folder / CA_KEY, remedy)
-    if key.public_key() != certificate.public_key():
-        raise UserError(f"{folder / CA_KEY}: is not the key of {CA} beside it; {remedy}")
-    return certificate, key
-
-
-def read(path: Path, remedy: str) -> bytes:
-    """A file's bytes. Raises ``UserError``, which ends with ``remedy``, if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); {remedy}") from error
-
-
-def read_certificates(path: Path, remedy: str) -> list[x509.Certificate]:
-    """The certificates in a PEM file, one or more; ``UserError`` as in :func:`read`."""
-    try:
-        return x509.load_pem_x509_certificates(read(path, remedy))
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{path}: is not a certificate in PEM form; {remedy}") from error
-
-
-def read_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
-    """The elliptic-curve key in a PEM file; ``UserError`` as in :func:`read`."""
-    content = read(path, remedy)
-    try:
-        key = serialization.load_pem_private_key(content, password=None)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: is not a key in PEM form, without password; {remedy}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"{path}: is not a key of an elliptic curve; {remedy}")
-    return key
-
-
-def hash_of(token: str) -> str:
-    """A token as servers keep it: SHA-256 in hexadecimal."""
-    return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _check_request(
