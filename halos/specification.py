@@ -28,6 +28,7 @@ from halos.reading import read_settings
 from halos.training.data import DataSettings
 from halos.training.model import ModelSettings
 from halos.training.optimizer import InnerSettings
+from halos.wire.link import LinkSettings
 
 
 def from_the_files_folder(path: Path, info: ValidationInfo) -> Path:
@@ -176,12 +177,23 @@ class RootTable(Settings):
     workers: Workers = ()
 
 
+class LinkTable(Settings):
+    """The network between a region and its parent, to be emulated; as in :class:`LinkSettings`.
+
+    What a region leaves out comes from the run's table; what that leaves out is not emulated.
+    """
+
+    rate_mbps: float | None = Field(default=None, gt=0)
+    rtt_ms: float | None = Field(default=None, ge=0)
+
+
 class RegionTable(Settings):
     """A local parameter server and its workers. ``parent`` names the region above it, if any."""
 
     name: PlainName = Field(description='every region a name, such as name = "eu"')
     workers: Workers = ()
     parent: str | None = None
+    link: LinkTable = LinkTable()
 
 
 class MembershipTable(MembershipSettings):
@@ -224,6 +236,7 @@ class RunSpecification(Settings):
     training: TrainingTable = TrainingTable()
     root: RootTable = RootTable()
     regions: tuple[RegionTable, ...] = ()
+    link: LinkTable = LinkTable()
     membership: MembershipTable = MembershipTable()
     checkpoint: CheckpointTable = CheckpointTable()
     evaluation: EvaluationTable = EvaluationTable()
@@ -266,6 +279,14 @@ class RunSpecification(Settings):
             for server, of_each in speeds.items()
             for index, speed in enumerate(of_each)
         )
+
+    def link_of(self, region: str) -> LinkSettings | None:
+        """What to emulate between ``region`` and its parent; None: nothing, nor above the root."""
+        own = next((one.link for one in self.regions if one.name == region), None)
+        if own is None:
+            return None
+        given = self.link.model_dump(exclude_none=True) | own.model_dump(exclude_none=True)
+        return LinkSettings.model_validate(given) if given else None
 
     @property
     def resolved_sync(self) -> ResolvedSync:

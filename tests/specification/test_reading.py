@@ -122,6 +122,16 @@ MISTAKES = {
         "workers = true",
         '[[regions]] "eu" workers: true is not allowed; give a list',
     ),
+    "rate of a link": (
+        "[run]",
+        "[link]\nrate_mbps = 0\n[run]",
+        "[link] rate_mbps: 0 is not allowed; give a number greater than 0",
+    ),
+    "round trip of one region's link": (
+        "workers = 1",
+        "workers = 1\nlink = { rtt_ms = -1 }",
+        "[regions.link] rtt_ms: -1 is not allowed; give a number of at least 0",
+    ),
     "both lengths": (
         "[run]",
         "[training]\nepochs = 2\nlocal_steps_total = 10\n[run]",

@@ -24,6 +24,7 @@ from halos.specification import (
     load_specification,
     resolve_sync,
 )
+from halos.wire.link import LinkSettings
 
 
 def specification(**sections: Any) -> RunSpecification:
@@ -109,6 +110,37 @@ def test_all_workers_may_sit_at_the_root() -> None:
     run = specification(regions=[], root={"workers": [0.5, 1]})
     assert run.topology.servers == (ServerPlace("root", None),)
     assert [worker.name for worker in run.topology.workers] == ["root/0", "root/1"]
+
+
+# ---------------------------------------------------------------- emulated links
+
+
+def test_no_link_is_emulated_unless_the_file_says_so() -> None:
+    assert specification().link_of("us") is None
+    assert specification(link={}).link_of("us") is None
+
+
+def test_every_region_has_the_runs_link_but_for_what_it_says_itself() -> None:
+    run = specification(
+        link={"rate_mbps": 100, "rtt_ms": 80},
+        regions=[
+            {"name": "us", "workers": 1},
+            {"name": "eu", "link": {"rate_mbps": 50, "rtt_ms": 120}},
+            {"name": "ap", "link": {"rtt_ms": 200}},
+        ],
+    )
+    assert run.link_of("us") == LinkSettings(rate_mbps=100, rtt_ms=80)
+    assert run.link_of("eu") == LinkSettings(rate_mbps=50, rtt_ms=120)
+    assert run.link_of("ap") == LinkSettings(rate_mbps=100, rtt_ms=200)
+    assert run.link_of("root") is None
+
+
+def test_a_link_of_one_region_alone() -> None:
+    run = specification(
+        regions=[{"name": "us", "workers": 1}, {"name": "eu", "link": {"rate_mbps": 5}}]
+    )
+    assert run.link_of("us") is None
+    assert run.link_of("eu") == LinkSettings(rate_mbps=5)
 
 
 # ---------------------------------------------------------------- how much
