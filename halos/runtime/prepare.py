@@ -1,8 +1,16 @@
-"""From a specification to what a run needs: data, model, and the plan of its nodes."""
+"""From a specification to what each role of a run needs.
+
+The coordinator needs :func:`prepare_model` (first parameters, constants, layout) and the data's
+identity; a worker needs both; a server below the root needs neither: the settings follow from the
+specification, and the rest it is told.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import torch
+from torch import nn
 
 from halos.core.equations import OuterSettings
 from halos.core.fragments import Fragments, ModelLayout
@@ -11,12 +19,46 @@ from halos.core.membership import Identity
 from halos.core.messages import NodeId
 from halos.core.server import ServerSettings
 from halos.core.topology import ROOT
+from halos.errors import UserError
 from halos.specification import RunSpecification
+from halos.training.borrowed import BorrowedOptimizer
 from halos.training.corpus import Progress
 from halos.training.data import Dataset, SampleOrder, open_dataset
 from halos.training.inner import LocalTrainer
 from halos.training.model import ModelSettings, build_model
 from halos.training.parameters import gather, layout_of
+from halos.training.replica import Replica
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """The model as every run of this specification begins, on the CPU.
+
+    ``settings`` have nothing left open.
+    """
+
+    settings: ModelSettings
+    module: nn.Module
+    layout: ModelLayout
+
+    def start(self) -> Fragments:
+        """Its parameters, a function of the seed."""
+        return gather(self.module, self.layout)
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """What samples there are. ``name`` is what machines compare, and what leases carry.
+
+    ``samples`` in an epoch; ``sequence_length`` in tokens. ``dataset`` is ``None`` when the loop
+    that trains brings its own.
+    """
+
+    name: str
+    samples: int
+    sequence_length: int
+    order: SampleOrder
+    dataset: Dataset | None
 
 
 @dataclass(frozen=True)
@@ -37,24 +79,10 @@ class Prepared:
 
     def server_settings(self) -> ServerSettings:
         """The same for every server; the root has no use for some of it."""
-        specification, sync = self.specification, self.specification.resolved_sync
-        return ServerSettings(
-            leasing=LeasingSettings(
-                batch_size=specification.training.batch_size,
-                local_steps=sync.local_steps,
-                local_steps_of=specification.topology.local_steps(sync.local_steps),
-                lease_horizon_s=specification.training.lease_horizon_s,
-                lease_block=specification.training.lease_block,
-            ),
-            accumulation=sync.accumulation,
-            merge_weight=sync.merge_weight,
-            in_flight=sync.in_flight,
-            drain_timeout_s=specification.membership.drain_timeout_s,
-        )
+        return server_settings(self.specification)
 
     def outer_settings(self, server: NodeId) -> OuterSettings:
-        sync = self.specification.resolved_sync
-        return sync.root if server == ROOT else sync.local
+        return outer_settings(self.specification, server)
 
     def trainer(self) -> LocalTrainer:
         """A new worker's replica and inner optimizer."""
@@ -70,22 +98,89 @@ class Prepared:
 
 
 def prepare(specification: RunSpecification, progress: Progress | None = None) -> Prepared:
-    """Open the data and build the model. Raises ``UserError``; ``progress`` hears of long work."""
-    dataset = open_dataset(specification.data, progress)
-    model = specification.model.for_data(dataset.vocab_size, dataset.sequence_length)
-    module = build_model(model, specification.run.seed)
-    layout = layout_of(module)
+    """For a whole run in this process. Raises ``UserError``; ``progress`` hears of long work."""
+    data, model = prepare_data(specification, progress), prepare_model(specification)
+    if data.dataset is None:
+        raise UserError(
+            f'[data] dataset: is "{specification.data.dataset}", which only a loop of your own '
+            "brings; join this run from it, or name data that halos can read"
+        )
     return Prepared(
         specification=specification,
-        dataset=dataset,
+        dataset=data.dataset,
+        order=data.order,
+        model=model.settings,
+        layout=model.layout,
+        start=model.start(),
+        identity=identity_of(specification, model.layout, data.name),
+    )
+
+
+def prepare_model(specification: RunSpecification) -> PreparedModel:
+    """Build the model. Reads no data. Raises ``UserError``."""
+    data = specification.data
+    settings = specification.model.for_data(data.vocab_size, data.sequence_length)
+    module = build_model(settings, specification.run.seed)
+    return PreparedModel(settings, module, layout_of(module))
+
+
+def prepare_data(specification: RunSpecification, progress: Progress | None = None) -> PreparedData:
+    """Open the data, and hash it once. Raises ``UserError``; ``progress`` hears of long work."""
+    dataset = open_dataset(specification.data, progress)
+    return PreparedData(
+        # Where samples begin and end depends on their length as well.
+        name=f"{dataset.name}@{dataset.content_hash[:16]}/{dataset.sequence_length}",
+        samples=dataset.samples,
+        sequence_length=dataset.sequence_length,
         order=SampleOrder(specification.run.seed, dataset.samples),
-        model=model,
-        layout=layout,
-        start=gather(module, layout),
-        identity=Identity(
-            run=specification.run.name,
-            model=layout.hash,
-            # Where samples begin and end depends on their length as well.
-            datasets=(f"{dataset.name}@{dataset.content_hash[:16]}/{dataset.sequence_length}",),
+        dataset=dataset,
+    )
+
+
+def identity_of(specification: RunSpecification, layout: ModelLayout, data_name: str) -> Identity:
+    """What two machines of one run have in common; ``data_name`` is :attr:`PreparedData.name`."""
+    return Identity(run=specification.run.name, model=layout.hash, datasets=(data_name,))
+
+
+def server_settings(specification: RunSpecification) -> ServerSettings:
+    """Of every server, from the specification alone; the root has no use for some of it."""
+    sync = specification.resolved_sync
+    return ServerSettings(
+        leasing=LeasingSettings(
+            batch_size=specification.training.batch_size,
+            local_steps=sync.local_steps,
+            local_steps_of=specification.topology.local_steps(sync.local_steps),
+            lease_horizon_s=specification.training.lease_horizon_s,
+            lease_block=specification.training.lease_block,
         ),
+        accumulation=sync.accumulation,
+        merge_weight=sync.merge_weight,
+        in_flight=sync.in_flight,
+        drain_timeout_s=specification.membership.drain_timeout_s,
+    )
+
+
+def outer_settings(specification: RunSpecification, server: NodeId) -> OuterSettings:
+    """Of one server, from the specification alone."""
+    sync = specification.resolved_sync
+    return sync.root if server == ROOT else sync.local
+
+
+def replica_of(
+    specification: RunSpecification,
+    data: PreparedData,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+) -> Replica:
+    """A worker's replica of ``module``, which stays where it is.
+
+    Without ``optimizer``, the specification's own AdamW. Raises ``UserError``.
+    """
+    return Replica(
+        module,
+        layout_of(module),
+        specification.inner_for(data.samples),
+        global_batch=specification.global_batch,
+        tokens_a_sample=data.sequence_length,
+        optimizer=None if optimizer is None else BorrowedOptimizer(optimizer, module),
     )

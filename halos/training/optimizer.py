@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, Protocol
 
 import torch
 from pydantic import Field, ValidationInfo, field_validator
@@ -84,6 +84,37 @@ class InnerSettings(Settings):
         )
 
 
+class InnerOptimizer(Protocol):
+    """What a replica asks of an optimizer."""
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """As in torch: what a ``GradScaler`` looks at."""
+        ...
+
+    def step(self, learning_rate: float) -> object: ...
+
+    def zero_grad(self) -> None: ...
+
+    def state(self) -> dict[str, Tensor]:
+        """All that it remembers, by name: the state itself, not a copy."""
+        ...
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy in what :meth:`state` gave. Raises ``ValueError`` if it is another model's."""
+        ...
+
+
+class Scaler(Protocol):
+    """What is used of ``torch.amp.GradScaler``."""
+
+    def unscale_(self, optimizer: Any) -> None: ...
+
+    def step(self, optimizer: Any, learning_rate: float) -> object: ...
+
+    def update(self) -> None: ...
+
+
 class AdamW:
     """AdamW (Loshchilov & Hutter 2019) with decay on matrices only, its state there from the start.
 
@@ -102,6 +133,10 @@ class AdamW:
         self.exp_avg_sq = {name: torch.zeros_like(p) for name, p in self.parameters.items()}
         # The fused kernel runs through memory as if there were no strides.
         self._fused = all(p.is_contiguous() for p in self.parameters.values())
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [{"params": list(self.parameters.values())}]
 
     def step(self, learning_rate: float) -> None:
         """One step with the gradients that there are; parameters without one stay."""
@@ -148,6 +183,13 @@ class AdamW:
             )
             for name, tensor in tensors.items()
         }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        mine = self.state()
+        if {k: t.shape for k, t in state.items()} != {k: t.shape for k, t in mine.items()}:
+            raise ValueError("this training state belongs to another model")
+        for name, tensor in mine.items():
+            tensor.copy_(state[name])
 
 
 def build_optimizer(model: nn.Module, settings: InnerSettings) -> AdamW:
