@@ -96,7 +96,7 @@ def issue(
     if not replace and (there := _there(to, (KEY, CERTIFICATE, CA, TOKEN, TOKEN_HASH))):
         raise UserError(f"{there}: exists already; give another folder, or --force to replace it")
     issuer, issuer_key = read_authority(authority)
-    ends = min(now + timedelta(days=days), issuer.not_valid_after_utc)
+    ends = min(now + timedelta(days=min(days, AUTHORITY_DAYS)), issuer.not_valid_after_utc)
     if ends <= now:
         raise UserError(
             f"{authority / CA}: the authority ended on {ends:%Y-%m-%d}; make another with "

@@ -100,7 +100,7 @@ def read_key(path: Path, remedy: str) -> ec.EllipticCurvePrivateKey:
 
 def reissue(folder: Path, role: str) -> str:
     """What to do about a folder's files."""
-    return f"write it with `halos certs issue AUTHORITY --role {role} --to {folder} --force`"
+    return f"write it anew with `halos certs issue AUTHORITY --role {role} --to {folder} --force`"
 
 
 def warn_if_open(path: Path) -> None:

@@ -73,9 +73,6 @@ class Security:
 
         identity = read_identity(folder, now or datetime.now(UTC))
         token, token_hash = _read_token(folder, identity.role)
-        authority, certificate, key = (
-            (folder / name).read_bytes() for name in (CA, CERTIFICATE, KEY)
-        )
         return cls(
             folder=folder,
             role=identity.role,
