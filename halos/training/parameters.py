@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,23 +16,32 @@ from halos.errors import UserError
 def layout_of(module: nn.Module) -> ModelLayout:
     """The module's parameters in its own order, each tied one once under all its names.
 
-    Tied means: the same ``nn.Parameter``. Buffers are no part of the model that is exchanged.
-    Raises ``UserError`` for a parameter that does not hold real floating-point numbers.
+    Tied means: the same ``nn.Parameter``. What is not trained (``requires_grad`` is false) and
+    buffers that a state dict holds are constants. Raises ``UserError`` for a trainable parameter
+    that does not hold real floating-point numbers.
     """
-    names: dict[int, list[str]] = {}
-    first: list[nn.Parameter] = []
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    trained = [(n, p) for n, p in _parameters(module) if p.requires_grad]
+    for name, parameter in trained:
         if not parameter.is_floating_point():
             raise UserError(
-                f"parameter {name} is of type {_type_name(parameter)}: only parameters of "
-                "floating-point types can be trained together; make it a buffer"
+                f"parameter {name} is of type {type_name(parameter)}: only parameters of real "
+                "floating-point types can be trained together; set its requires_grad to False"
             )
-        if id(parameter) not in names:
-            first.append(parameter)
-        names.setdefault(id(parameter), []).append(name)
-    return ModelLayout(
-        tuple(Parameter(tuple(names[id(p)]), tuple(p.shape), _type_name(p)) for p in first)
-    )
+    return ModelLayout(_logical(trained), _logical(named_constants(module)))
+
+
+def named_constants(module: nn.Module) -> list[tuple[str, Tensor]]:
+    """Frozen parameters, then persistent buffers, in the module's order; tied ones repeatedly."""
+    frozen: list[tuple[str, Tensor]] = [
+        (name, parameter) for name, parameter in _parameters(module) if not parameter.requires_grad
+    ]
+    buffers = [
+        (f"{prefix}.{name}" if prefix else name, buffer)
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        for name, buffer in part.named_buffers(recurse=False, remove_duplicate=False)
+        if name not in part._non_persistent_buffers_set
+    ]
+    return frozen + buffers
 
 
 def parameters_of(module: nn.Module, layout: ModelLayout) -> list[nn.Parameter]:
@@ -163,5 +172,21 @@ def _check(layout: ModelLayout, fragments: Fragments) -> None:
         raise ValueError("these fragments belong to a model of another layout")
 
 
-def _type_name(tensor: Tensor) -> str:
+def _parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return list(module.named_parameters(remove_duplicate=False))
+
+
+def _logical(named: Sequence[tuple[str, Tensor]]) -> tuple[Parameter, ...]:
+    names: dict[int, list[str]] = {}
+    first: dict[int, Tensor] = {}
+    for name, tensor in named:
+        first.setdefault(id(tensor), tensor)
+        names.setdefault(id(tensor), []).append(name)
+    return tuple(
+        Parameter(tuple(names[key]), tuple(tensor.shape), type_name(tensor))
+        for key, tensor in first.items()
+    )
+
+
+def type_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")

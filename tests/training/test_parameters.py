@@ -143,8 +143,22 @@ def test_what_does_not_fit_is_refused_by_name(sizes: ModelSettings) -> None:
         gather(wider, layout)
 
 
-def test_whole_numbers_cannot_be_trained() -> None:
+def test_only_real_numbers_can_be_trained() -> None:
     module = nn.Module()
-    module.count = nn.Parameter(torch.zeros(2, dtype=torch.int64), requires_grad=False)
-    with pytest.raises(UserError, match="parameter count is of type int64"):
+    module.waves = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(UserError, match="parameter waves is of type complex64"):
         layout_of(module)
+
+
+def test_what_is_not_trained_does_not_travel(odd: Odd) -> None:
+    before = layout_of(odd)
+    odd.short.requires_grad_(False)
+    odd.scalar.requires_grad_(False)
+    layout = layout_of(odd)
+    assert layout.numel == before.numel - 5
+    assert [p.names[0] for p in layout.constants] == ["scalar", "short", "table"]
+    assert layout.hash != before.hash
+    start = gather(odd, layout)
+    scatter(odd, layout, Fragments([torch.zeros_like(t) for t in start.tensors]))
+    assert odd.vector.tolist() == [0.0] * 5
+    assert odd.scalar.item() == 1.0
