@@ -11,12 +11,19 @@ from typing import Annotated
 
 import typer
 
+from coordinator import certs
 from coordinator.demo import demo
 from coordinator.evaluate import evaluate
 from coordinator.export import export
 from coordinator.generate import generate
 from coordinator.init import init
+from coordinator.netem import netem
+from coordinator.replay import replay
+from coordinator.serve import coordinator, server
+from coordinator.status import status
 from coordinator.train import train
+from coordinator.up import up
+from coordinator.work import worker
 from halos.errors import ExitCode, UserError
 
 EXIT_CODES = "Exit codes:\n\n" + "\n\n".join(f"{code.value}  {code.help}" for code in ExitCode)
@@ -48,9 +55,12 @@ def halos(
     """Train one language model on accelerators in several places, over slow networks."""
 
 
-for command in (init, train, demo, generate, export):
+for command in (init, up, train, demo, coordinator, server, worker, status):
     app.command()(command)
 app.command("eval")(evaluate)
+for command in (generate, export, replay, netem):
+    app.command()(command)
+app.add_typer(certs.app)
 
 
 def main() -> None:

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from halos.runtime.evaluation import Point
-    from halos.runtime.status import RunStatus
+    from halos.runtime.status import Point, RegionStatus, RunStatus
 
 LINE_EVERY_S = 10.0
 CURVE_WIDTH, CURVE_HEIGHT = 60, 8
@@ -67,22 +66,29 @@ class RunView:
             self._earlier = status.elapsed_s, tokens
 
     def _picture(self, status: RunStatus, points: Sequence[Point]) -> RenderableType:
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            Text(status.name, style="bold"),
-            ProgressBar(total=status.total, completed=status.credited, width=40),
-            f"{status.credited / status.total:.0%}",
-            f"{clock(status.elapsed_s)} elapsed{remaining(status)}",
-        )
-        return Group(
-            bar,
-            "",
-            regions_table(status),
-            "",
-            totals(status, self._rate),
-            *refused(status),
-            *curve(points),
-        )
+        return overview(status, points, self._rate)
+
+
+def overview(
+    status: RunStatus, points: Sequence[Point], rate: float | None = None
+) -> RenderableType:
+    """All there is to see of a run. ``rate`` in tokens a second, by default the run's own."""
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(
+        Text(status.name, style="bold"),
+        ProgressBar(total=status.total, completed=status.credited, width=40),
+        f"{status.credited / status.total:.0%}",
+        f"{clock(status.elapsed_s)} elapsed{remaining(status)}",
+    )
+    return Group(
+        bar,
+        "",
+        regions_table(status),
+        "",
+        totals(status, status.tokens_per_s if rate is None else rate),
+        *refused(status),
+        *curve(points),
+    )
 
 
 def regions_table(status: RunStatus) -> Table:
@@ -90,25 +96,38 @@ def regions_table(status: RunStatus) -> Table:
     table.add_column("region")
     for name in ("workers", "updates", "pushes", "staleness", "loss", "tokens"):
         table.add_column(name, justify="right")
+    linked = any(region.sent_bytes for region in status.regions)
+    if linked:
+        table.add_column("link", justify="right")
     table.add_column("")
     for region in status.regions:
         table.add_row(
             region.name,
-            str(region.workers),
+            workers_of(region),
             str(region.version),
             str(region.pushes),
             "" if region.staleness is None else f"{region.staleness:.1f}",
             "" if region.loss is None else f"{region.loss:.3f}",
             f"{region.tokens:,}",
-            state_of(region.waiting, region.in_flight),
+            *([f"{(region.sent_bytes + region.received_bytes) / 1e6:,.1f} MB"] if linked else []),
+            state_of(region),
         )
     return table
 
 
-def state_of(waiting: int, in_flight: bool) -> str:
-    if waiting:
-        return f"{waiting} waiting for samples"
-    return "pushing" if in_flight else ""
+def workers_of(region: RegionStatus) -> str:
+    """How many are here, and of how many where some are missing."""
+    if region.workers == region.expected:
+        return str(region.workers)
+    return f"{region.workers} of {region.expected}"
+
+
+def state_of(region: RegionStatus) -> str:
+    if not region.connected:
+        return "not here"
+    if region.waiting:
+        return f"{region.waiting} waiting for samples"
+    return "pushing" if region.in_flight else ""
 
 
 def totals(status: RunStatus, rate: float) -> str:

@@ -55,6 +55,8 @@ class Run:
     ) -> None:
         self.specification = specification
         self.progress = 0
+        self.name = ""  # of this worker, where it was joined by one
+        self.rounds = 0  # handed over
         self._handover = handover
         self._replica = replica
         self._data = data
@@ -154,6 +156,14 @@ class Run:
         """Whether the whole run is over, rather than left."""
         return self._handover.finished
 
+    @property
+    def device(self) -> torch.device:
+        return self._replica.device
+
+    def stop(self) -> None:
+        """Have :meth:`batches` end soon. Safe in any thread, and in a signal handler."""
+        self._handover.close()
+
     def close(self) -> None:
         """Leave the run; the samples of an unfinished lease go to another worker."""
         self._handover.close()
@@ -190,6 +200,7 @@ class Run:
     def _hand_over(self) -> None:
         if self._replica.part is None:
             self._handover.done(self._replica.finish())
+            self.rounds += 1
 
     def _own(self) -> Fetch:
         dataset, device = self._data.dataset, self._replica.device

@@ -44,8 +44,17 @@ class Capture:
     held: Sequence[Payload] = ()
 
 
-def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTensors]) -> Capture:
-    """All of a run. Call it between two events, in the thread that handles them."""
+def capture(
+    driver: Dispatcher,
+    sequence: int,
+    workers: Mapping[NodeId, WorkerTensors],
+    nodes: Mapping[NodeId, Node] | None = None,
+) -> Capture:
+    """All of a run, or these of its ``nodes``.
+
+    Call it between two events, in the thread that handles them.
+    """
+    nodes = driver.nodes if nodes is None else nodes
     table = TensorTable()
     encode = encoder(table)
     configure_tagged_union(Event | RoundEnds, encode, tag_name="type")
@@ -55,13 +64,13 @@ def capture(driver: Dispatcher, sequence: int, workers: Mapping[NodeId, WorkerTe
         "now": driver.now,
         "finished": driver.finished,
         "sequence": sequence,
-        "nodes": {name: encode.unstructure(_state(node)) for name, node in driver.nodes.items()},
+        "nodes": {name: encode.unstructure(_state(node)) for name, node in nodes.items()},
         "servers": {
             name: {
                 "step": node.tensors.step,
                 "parts": {k: table.add_payload(v) for k, v in node.tensors.capture().items()},
             }
-            for name, node in driver.nodes.items()
+            for name, node in nodes.items()
             if isinstance(node, Server) and isinstance(node.tensors, TorchState)
         },
         "workers": {

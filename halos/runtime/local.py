@@ -32,6 +32,7 @@ from halos.runtime.dispatcher import Trainer
 from halos.runtime.environment import UniformTime
 from halos.runtime.evaluation import Evaluator
 from halos.runtime.inprocess import InProcess
+from halos.runtime.losses import LOSSES, Losses
 from halos.runtime.metrics import RunMetrics
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import Prepared
@@ -45,7 +46,6 @@ log = logging.getLogger(__name__)
 
 Order = Literal["arrival", "fixed"]
 Beginning = Literal["new", "resume", "replace"]
-LOSSES = "loss.jsonl"
 HOPELESS = 10  # rounds of a worker in a row that were not finite
 EVENTS_A_TICK = 16  # of a fixed order, between two looks at checkpoints and evaluation
 ALONE = MembershipSettings(heartbeat_interval_s=0)  # the nodes of one process die together
@@ -296,15 +296,16 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
         driver.restore(restored.under_way())
         driver.finished = restored.finished
     evaluation = prepared.specification.evaluation
+    losses = Losses(prepared.specification.run.directory)
     evaluator = Evaluator(
         build_model(prepared.model, 0),
         prepared.layout,
         prepared.dataset,
         evaluation.batches,
-        prepared.specification.run.directory / LOSSES,
+        losses,
     )
     run = LocalRun(prepared, driver, trainers, evaluator)
-    evaluator.forget_after(run.root.state.reported.local_steps if restored is not None else -1)
+    losses.forget_after(run.root.state.reported.local_steps if restored is not None else -1)
     return run
 
 

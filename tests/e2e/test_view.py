@@ -8,8 +8,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from coordinator.view import RunView, clock, curve, line
-from halos.runtime.evaluation import Point
-from halos.runtime.status import RegionStatus, RunStatus
+from halos.runtime.status import Point, RegionStatus, RunStatus
 
 STATUS = RunStatus(
     name="demo",

@@ -1,0 +1,127 @@
+"""Evaluation beside a run: pulls the root's model when it is free, and reports the loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import grpc
+import grpc.aio
+from torch import nn
+
+from halos.core.fragments import Fragments, ModelLayout
+from halos.errors import UserError
+from halos.runtime.loop import LoopThread
+from halos.runtime.parent import ParentLink
+from halos.runtime.prepare import PreparedData, prepare_data, prepare_model
+from halos.specification import RunSpecification
+from halos.training.constants import load_constants
+from halos.training.corpus import Progress
+from halos.training.evaluate import validation_loss
+from halos.training.parameters import scatter
+from halos.wire.chunks import Staging, check_manifest, layout_from
+from halos.wire.frames import Evaluation, Fetch, Hello, Observe, Observed
+from halos.wire.security import Security
+
+BATCH = 32  # sequences
+POLL_S = 0.1
+ANSWER_S = 3600.0  # for a new model
+
+
+@dataclass
+class Observer:
+    """Watches one run. Use :meth:`of`, and close it."""
+
+    loop: LoopThread
+    link: ParentLink
+    specification: RunSpecification
+    data: PreparedData
+    model: nn.Module
+    layout: ModelLayout
+
+    @classmethod
+    def of(cls, address: str, security: Security, progress: Progress | None = None) -> Self:
+        """Waits for the coordinator to be there. Raises ``UserError``."""
+        loop = LoopThread()
+        link = ParentLink(loop, address, security, Hello("observer"))
+        greeting = loop.run(link.greet())
+        specification = RunSpecification.model_validate_json(greeting.specification)
+        data = prepare_data(specification, progress)
+        if data.dataset is None:
+            raise UserError("[data] dataset: has no validation set that halos can read")
+        model = prepare_model(specification).module.eval()
+        if greeting.layout.constants:
+            load_constants(model, loop.run(link.constants()))
+        return cls(loop, link, specification, data, model, layout_from(greeting.layout))
+
+    def follow(self, told: Callable[[Evaluation], None], stopping: Callable[[], bool]) -> None:
+        """Evaluate each newest model, no more often than the specification says, to the run's end.
+
+        The last model is always evaluated. The run waits for nothing here.
+        """
+        settings, after = self.specification.evaluation, -1
+        while not stopping():
+            began = time.monotonic()
+            seen, payload = self.loop.run(self._next(after))
+            if payload is not None and seen.version > after:
+                after = seen.version
+                evaluation = self._evaluate(seen, payload, settings.batches)
+                told(evaluation)
+                self.loop.run(self._report(evaluation))
+            if seen.finished:
+                return
+            self._rest(began + settings.every_s, stopping)
+
+    def _rest(self, until: float, stopping: Callable[[], bool]) -> None:
+        while time.monotonic() < until and not stopping():
+            time.sleep(POLL_S)
+
+    def _evaluate(self, seen: Observed, payload: Fragments, batches: int) -> Evaluation:
+        assert self.data.dataset is not None
+        scatter(self.model, self.layout, payload)
+        loss = validation_loss(self.model, self.data.dataset, BATCH, batches * BATCH)
+        return Evaluation(
+            version=seen.version,
+            local_steps=seen.local_steps,
+            tokens=seen.tokens,
+            elapsed_s=seen.elapsed_s,
+            loss=loss,
+            samples=batches * BATCH,
+        )
+
+    async def _next(self, after: int) -> tuple[Observed, Fragments | None]:
+        """The next model; connects again as often as it takes."""
+        while True:
+            try:
+                seen: Observed = await self._call("Observe", Observe(after, wait=True), ANSWER_S)
+                if seen.transfer is None or seen.manifest is None:
+                    return seen, None
+                return seen, await self._download(seen)
+            except grpc.aio.AioRpcError:
+                await self.link.greet()
+
+    async def _download(self, seen: Observed) -> Fragments:
+        assert seen.transfer is not None and seen.manifest is not None
+        if problem := check_manifest(seen.manifest, self.layout):
+            raise UserError(f"{self.link.address}: sends what is not this run's model: {problem}")
+        staging = Staging(seen.manifest)
+        async for chunk in self._call("Download", Fetch(seen.transfer), ANSWER_S):
+            staging.add(chunk)
+        return staging.take()
+
+    async def _report(self, evaluation: Evaluation) -> None:
+        try:
+            await self._call("ReportEvaluation", evaluation, ANSWER_S)
+        except grpc.aio.AioRpcError:
+            await self.link.greet()
+
+    def _call(self, name: str, request: Any, timeout_s: float) -> Any:
+        return self.link.stub().call(
+            name, request, metadata=self.link.metadata(), timeout=timeout_s
+        )
+
+    def close(self) -> None:
+        self.loop.run(self.link.close())
+        self.loop.close()

@@ -1,0 +1,367 @@
+"""A child's connection to its parent: kept up or tried again for as long as the process lives.
+
+All of it runs in the event loop's thread, but for what says otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from halos.core.fragments import Fragments
+from halos.core.messages import Assignment, Join, Message, Push, PushAnswer, Resumed, WorkerUpdate
+from halos.core.tensors import NOTHING, Payload
+from halos.errors import UserError
+from halos.runtime.control import dial
+from halos.runtime.deadlines import Deadlines
+from halos.runtime.loop import LoopThread
+from halos.wire.chunks import Staging, check_manifest, chunks, layout_from, manifest_of
+from halos.wire.frames import (
+    Begin,
+    Channel,
+    ChildFrame,
+    CodecName,
+    Commit,
+    Fetch,
+    Fetched,
+    Greeting,
+    Header,
+    Hello,
+    Hold,
+    Offer,
+    Part,
+    Said,
+    Telemetry,
+    UploadFrame,
+)
+from halos.wire.rpc import Stub
+from halos.wire.security import Security, explain
+
+log = logging.getLogger(__name__)
+
+CALL_S = 30.0  # for a call that moves no tensors
+RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again and again
+PATIENCE_S = 3600.0  # a parent that is away for longer is given up
+REMIND_S = 30.0  # between two lines about the same trouble
+GOODBYE_S = 3.0
+
+FINAL = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+    }
+)
+"""Statuses that trying again will not change."""
+
+Carries = WorkerUpdate | Push
+
+
+class LinkEnded(Exception):  # noqa: N818  nothing went wrong here
+    """The parent closed the stream."""
+
+
+@dataclass
+class Traffic:
+    """Bytes of encoded tensors that crossed a link, as its child sees it."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Waiting:
+    """Says what is waited for: once a reason, then now and again."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._said = ""
+        self._at = 0.0
+        self._tries = 0
+
+    def next_s(self, reason: str) -> float:
+        """Seconds until the next try, having told of it where that is news."""
+        pause = RETRY_S[min(self._tries, len(RETRY_S) - 1)]
+        self._tries += 1
+        now = time.monotonic()
+        if reason != self._said or now >= self._at + REMIND_S:
+            self._said, self._at = reason, now
+            log.warning("waiting for %s: %s; next try in %g s", self._what, reason, pause)
+        return pause
+
+    def over(self) -> None:
+        if self._said:
+            log.warning("%s is there", self._what)
+        self._said, self._tries = "", 0
+
+
+class ParentLink:
+    """Dials ``address``. First :meth:`greet`, then :meth:`keep`; :meth:`send` from any thread."""
+
+    def __init__(
+        self,
+        loop: LoopThread,
+        address: str,
+        security: Security,
+        hello: Hello,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.loop = loop
+        self.address = address
+        self.security = security
+        self.hello = replace(hello, instance=hello.instance or secrets.token_bytes(16))
+        self.patience_s = patience_s
+        self.traffic = Traffic()
+        self.deadlines = Deadlines()
+        self.connected = False
+        self.greeting: Greeting | None = None
+        self._waiting = Waiting(f"the server at {address}")
+        self._channel: grpc.aio.Channel | None = None
+        self._outgoing: asyncio.Queue[ChildFrame | None] = asyncio.Queue()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._upload: asyncio.Task[None] | None = None
+        self._downloads: dict[type[Message], asyncio.Task[None]] = {}
+        self._partial: dict[bytes, Staging] = {}
+        self._join: Message | None = None
+        self._contents: dict[int, tuple[Payload, Any]] = {}
+
+    # ------------------------------------------------------------ greeting
+
+    async def greet(self) -> Greeting:
+        """Say hello until the server answers. ``UserError`` if it never will, or turns us away."""
+        since = time.monotonic()
+        while True:
+            try:
+                greeting = await self._say_hello()
+            except grpc.aio.AioRpcError as error:
+                if error.code() in FINAL:
+                    raise UserError(explain(error, self.address, self.security)) from None
+                await self._pause(error, since)
+                continue
+            self._waiting.over()
+            self.greeting = greeting
+            self.hello = replace(self.hello, name=greeting.name, run=greeting.run)
+            self._layout = layout_from(greeting.layout)
+            return greeting
+
+    async def _pause(self, error: grpc.aio.AioRpcError, since: float) -> None:
+        reason = explain(error, self.address, self.security)
+        if time.monotonic() > since + self.patience_s:
+            raise UserError(f"gave up after {self.patience_s:g} s: {reason}")
+        await asyncio.sleep(self._waiting.next_s(reason))
+
+    async def _say_hello(self) -> Greeting:
+        greeting: Greeting = await self.stub().call(
+            "Hello", self.hello, metadata=self.metadata(), timeout=CALL_S
+        )
+        return greeting
+
+    async def constants(self) -> bytes:
+        """The model's frozen parameters and buffers, as the server has them."""
+        blobs = self.stub().call("Constants", None, metadata=self.metadata())
+        return b"".join([blob async for blob in blobs])
+
+    def stub(self) -> Stub:
+        if self._channel is None:
+            self._channel = dial(self.address, self.security)
+            self._stub = Stub(self._channel)
+        return self._stub
+
+    def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
+        """What every call carries: the token, and who calls."""
+        return (
+            *self.security.metadata(),
+            ("halos-node-bin", self.hello.name.encode()),
+            ("halos-instance-bin", self.hello.instance),
+        )
+
+    # ------------------------------------------------------------ while it lives
+
+    async def keep(
+        self,
+        codec: CodecName,
+        deliver: Callable[[Channel, Message], None],
+        lost: Callable[[], None],
+    ) -> NoReturn:
+        """Talk; connect again whenever the connection ends. ``UserError`` as in :meth:`greet`."""
+        self._codec = codec
+        self._deliver = deliver
+        while True:
+            ended = await self._talk()
+            self.connected = False
+            lost()
+            await self._reset()
+            if isinstance(ended, grpc.aio.AioRpcError):
+                if ended.code() in FINAL and ended.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                    raise UserError(explain(ended, self.address, self.security))
+                await asyncio.sleep(
+                    self._waiting.next_s(explain(ended, self.address, self.security))
+                )
+            else:
+                await asyncio.sleep(RETRY_S[0])
+            await self.greet()
+
+    async def _talk(self) -> Exception:
+        """Until the stream ends, for whatever reason, which is returned."""
+        call = self.stub().open("Talk", metadata=self.metadata())
+        self._outgoing = asyncio.Queue()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                await call.write(Hold(self.hello.name, self.hello.instance))
+                tasks.create_task(self._write(call))
+                self.connected = True
+                if self._join is not None:
+                    self._outgoing.put_nowait(Said(Channel.SESSION, self._join))
+                async for frame in call:
+                    self._take(frame)
+                raise LinkEnded
+        except* (grpc.aio.AioRpcError, LinkEnded) as group:
+            return _first(group)
+        finally:
+            self._tasks, self._upload = None, None
+            self._downloads.clear()
+            call.cancel()
+        raise AssertionError("a stream ends by an exception")
+
+    async def _write(self, call: Any) -> None:
+        while (frame := await self._outgoing.get()) is not None:
+            await call.write(frame)
+        await call.done_writing()
+
+    async def _reset(self) -> None:
+        """A channel that broke is not used again: its back-off would outlast the trouble."""
+        if self._channel is not None:
+            channel, self._channel = self._channel, None
+            await channel.close()
+
+    async def close(self, goodbye: Message | None = None) -> None:
+        """Send ``goodbye`` if there is a connection, then end it."""
+        if goodbye is not None and self.connected:
+            self._outgoing.put_nowait(Said(Channel.SESSION, goodbye))
+            self._outgoing.put_nowait(None)
+            ends = time.monotonic() + GOODBYE_S
+            while self.connected and self._outgoing.qsize() and time.monotonic() < ends:
+                await asyncio.sleep(0.01)
+        await self._reset()
+
+    # ------------------------------------------------------------ to the parent
+
+    def send(self, channel: Channel, message: Message) -> None:
+        """Have ``message`` sent. It is lost with the connection. Any thread may call this."""
+        self.loop.post(self._send, channel, message)
+
+    def tell(self, status: str) -> None:
+        """Have the parent know what goes on here. Any thread may call this."""
+        self.loop.post(self._tell, status)
+
+    def _tell(self, status: str) -> None:
+        if self.connected:
+            self._outgoing.put_nowait(Telemetry(status))
+
+    def _send(self, channel: Channel, message: Message) -> None:
+        if isinstance(message, Join):
+            self._join = message  # also for when the connection is there
+        if not self.connected or self._tasks is None:
+            return
+        if isinstance(message, WorkerUpdate | Push) and isinstance(message.payload, Fragments):
+            if self._upload is not None:
+                self._upload.cancel()
+            self._upload = self._tasks.create_task(self._carry(message, message.payload))
+        else:
+            self._outgoing.put_nowait(Said(channel, message))
+
+    async def _carry(self, message: Carries, payload: Fragments) -> None:
+        assert self.greeting is not None
+        header = Header(
+            run=self.greeting.run,
+            protocol=self.greeting.protocol,
+            specification_version=self.greeting.specification_version,
+            sender=self.hello.name,
+        )
+        manifest = self._manifest(payload)
+        begin = Begin(header, replace(message, payload=NOTHING), manifest)
+        # How long the server lets us wait for our turn is its affair; the stream says if it died.
+        begun = await self.stub().call("Begin", begin, metadata=self.metadata())
+        moved = 0
+
+        async def frames() -> AsyncIterator[UploadFrame]:
+            nonlocal moved
+            yield Part(begun.transfer, 0)
+            for chunk in chunks(payload, manifest, begun.received):
+                moved += len(chunk.data)
+                self.traffic.sent += len(chunk.data)
+                yield chunk
+
+        began, limit = time.monotonic(), self.deadlines.of(payload.nbytes)
+        await self.stub().call("Upload", frames(), metadata=self.metadata(), timeout=limit)
+        self.deadlines.took(moved, time.monotonic() - began)
+        commit = Commit(begun.transfer)
+        await self.stub().call("Commit", commit, metadata=self.metadata(), timeout=CALL_S)
+
+    def _manifest(self, payload: Fragments) -> Any:
+        """The same for the same payload, so that a transfer can go on where it was cut off."""
+        known = self._contents.get(id(payload))
+        if known is None:
+            known = payload, manifest_of(payload, self._codec)
+            self._contents = {id(payload): known}
+        return known[1]
+
+    # ------------------------------------------------------------ from the parent
+
+    def _take(self, frame: Said | Offer) -> None:
+        match frame:
+            case Said(channel, message):
+                self._deliver(channel, message)
+            case Offer():
+                assert self._tasks is not None
+                kind = type(frame.message)
+                if (earlier := self._downloads.get(kind)) is not None:
+                    earlier.cancel()  # a newer one takes its place
+                self._downloads[kind] = self._tasks.create_task(self._fetch(frame))
+
+    async def _fetch(self, offer: Offer) -> None:
+        if problem := check_manifest(offer.manifest, self._layout):
+            log.error("%s offers what is no model of this run: %s", self.address, problem)
+            raise LinkEnded
+        content = offer.manifest.content
+        staging = self._partial.get(content) or Staging(offer.manifest)
+        self._partial = {content: staging}
+        try:
+            payload = await self._download(offer, staging)
+        except ValueError as error:
+            self._partial.pop(content, None)
+            log.error("what %s sent is damaged: %s", self.address, error)
+            raise LinkEnded from error
+        self._partial.pop(content, None)
+        self._outgoing.put_nowait(Fetched(offer.transfer))
+        assert isinstance(offer.message, Assignment | Resumed | PushAnswer)
+        self._deliver(Channel.NODE, replace(offer.message, payload=payload))
+
+    async def _download(self, offer: Offer, staging: Staging) -> Fragments:
+        size = sum(header.elements for header in offer.manifest.fragments) * 4
+        began, moved = time.monotonic(), 0
+        request = Fetch(offer.transfer, staging.received())
+        stream = self.stub().call(
+            "Download", request, metadata=self.metadata(), timeout=self.deadlines.of(size)
+        )
+        async for chunk in stream:
+            staging.add(chunk)
+            moved += len(chunk.data)
+            self.traffic.received += len(chunk.data)
+        self.deadlines.took(moved, time.monotonic() - began)
+        return staging.take()
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    error = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,0 +1,308 @@
+"""The gRPC server of a coordinator or region: who may call, and what each call is answered with.
+
+A method here admits the caller, calls one thing, and turns what was wrong into a status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from halos.core.fragments import Fragments
+from halos.core.messages import NodeId
+from halos.core.topology import Topology
+from halos.errors import UserError
+from halos.runtime.children import Child, Children, Unacceptable
+from halos.wire.frames import (
+    CHUNK_BYTES,
+    NEWEST_PROTOCOL,
+    OLDEST_PROTOCOL,
+    Begin,
+    Begun,
+    Chunk,
+    Commit,
+    Evaluation,
+    Fetch,
+    Greeting,
+    Hello,
+    Hold,
+    Observe,
+    Observed,
+    Uploaded,
+    UploadFrame,
+)
+from halos.wire.rpc import SERVER_OPTIONS, generic_handlers
+from halos.wire.security import Security, may_open, peer_role
+from halos.wire.serde import SERVICE_NAMES
+
+log = logging.getLogger(__name__)
+
+CHOSEN = "an address that is free, such as --listen 127.0.0.1:0"
+RESERVED_S = 60.0  # a name is kept for who said hello, while it makes itself ready
+OBSERVING_S = 600.0
+STOP_S = 5.0
+PLAIN_NAME = re.compile(r"[\w-]+(/[\w-]+)*")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class TakenNameError(Exception):
+    """Another living process goes by the name that was asked for."""
+
+
+@dataclass
+class Observation:
+    """A model to look at; ``payload`` is ``None`` when nothing newer will come."""
+
+    about: Observed
+    payload: Fragments | None
+
+
+@dataclass
+class Answers:
+    """What a server answers beyond its children's exchange. ``greeting``: but for the name."""
+
+    greeting: Greeting
+    topology: Topology
+    constants: bytes
+    status: Callable[[], dict[str, Any]]
+    observe: Callable[[Observe], Awaitable[Observation]] | None = None
+    evaluated: Callable[[Evaluation], None] | None = None
+
+
+class Serving:
+    """Listens from :meth:`start` to :meth:`stop`, both in the event loop."""
+
+    def __init__(self, children: Children, security: Security, answers: Answers) -> None:
+        self.children = children
+        self.security = security
+        self.answers = answers
+        self.address = ""
+        self._health = health.aio.HealthServicer()
+        self._sweeping: asyncio.Task[None] | None = None
+        behaviours = {
+            "Hello": self._unary(self._hello),
+            "Talk": self._talk,
+            "Begin": self._unary(self._begin),
+            "Upload": self._unary(self._upload),
+            "Commit": self._unary(self._commit),
+            "Download": self._stream(self._download),
+            "Constants": self._stream(self._constants),
+            "Status": self._unary(self._status),
+            "Observe": self._unary(self._observe),
+            "ReportEvaluation": self._unary(self._evaluated),
+        }
+        self._handlers = generic_handlers(behaviours)
+
+    async def start(self, listen: str) -> str:
+        """Begin to listen. Returns the address, with the port that was chosen if it was 0."""
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server.add_generic_rpc_handlers(tuple(self._handlers))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        credentials = self.security.server_credentials()
+        try:
+            if credentials is None:
+                port = self._server.add_insecure_port(listen)
+            else:
+                port = self._server.add_secure_port(listen, credentials)
+        except RuntimeError as error:
+            raise UserError(f"--listen {listen}: cannot be listened on; give {CHOSEN}") from error
+        await self._server.start()
+        for name in ("", *SERVICE_NAMES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._sweeping = asyncio.create_task(self.children.sweep())
+        self.address = f"{listen.rpartition(':')[0]}:{port}"
+        return self.address
+
+    async def stop(self) -> None:
+        """Refuse new calls, end the streams, and let calls under way have a few seconds."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await self._health.enter_graceful_shutdown()
+        stopping = asyncio.ensure_future(self._server.stop(STOP_S))
+        for child in self.children.here():
+            self.children.hang_up(child.name)
+        await stopping
+
+    # ------------------------------------------------------------ every call
+
+    def _unary(self, answer: Callable[[Any, Context], Awaitable[Any]]) -> Callable[..., Any]:
+        @functools.wraps(answer)
+        async def method(request: Any, context: Context) -> Any:
+            await self._admit(context)
+            try:
+                return await answer(request, context)
+            except (Unacceptable, ValueError, TakenNameError) as error:
+                return await self._abort(context, error)
+
+        return method
+
+    def _stream(self, answer: Callable[[Any, Context], AsyncIterator[Any]]) -> Callable[..., Any]:
+        @functools.wraps(answer)
+        async def method(request: Any, context: Context) -> AsyncIterator[Any]:
+            await self._admit(context)
+            try:
+                async for item in answer(request, context):
+                    yield item
+            except (Unacceptable, ValueError) as error:
+                await self._abort(context, error)
+
+        return method
+
+    async def _admit(self, context: Context) -> None:
+        if not self.security.admits(_metadata(context)):
+            detail = "the join token is missing or is not this run's"
+            log.warning("refused %s: %s", context.peer(), detail)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+
+    async def _abort(self, context: Context, error: Exception) -> Any:
+        match error:
+            case TakenNameError():
+                status = grpc.StatusCode.ALREADY_EXISTS
+            case Unacceptable(retry=True):
+                status = grpc.StatusCode.ABORTED
+            case Unacceptable():
+                status = grpc.StatusCode.INVALID_ARGUMENT
+            case _:
+                status = grpc.StatusCode.DATA_LOSS
+        log.warning("refused %s: %s", context.peer(), error)
+        await context.abort(status, str(error))
+
+    def _caller(self, context: Context) -> Child:
+        given = dict(_metadata(context))
+        name, instance = given.get("halos-node-bin", b""), given.get("halos-instance-bin", b"")
+        assert isinstance(name, bytes) and isinstance(instance, bytes)
+        return self.children.find(name.decode(errors="replace"), instance)
+
+    # ------------------------------------------------------------ for children
+
+    async def _hello(self, hello: Hello, context: Context) -> Greeting:
+        mine = self.answers.greeting
+        protocol = min(NEWEST_PROTOCOL, hello.newest_protocol)
+        if protocol < max(OLDEST_PROTOCOL, hello.oldest_protocol):
+            raise Unacceptable(
+                f"it speaks wire protocols {hello.oldest_protocol} to {hello.newest_protocol}, this "
+                f"server {OLDEST_PROTOCOL} to {NEWEST_PROTOCOL}; bring the older of the two up to date"
+            )
+        role = peer_role(context.auth_context()) if self.security.server_credentials() else None
+        if role is not None and not may_open(role, hello.role):
+            detail = f"a certificate for the role {role} does not admit a {hello.role}"
+            log.warning("refused %s: %s", context.peer(), detail)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, detail)
+        if hello.run and hello.run != mine.run:
+            raise Unacceptable(f"this is a server of run {mine.run!r}, not of {hello.run!r}")
+        name = self._name_for(hello)
+        self.children.expect(
+            name,
+            hello.role,
+            hello.instance,
+            OBSERVING_S if hello.role == "observer" else RESERVED_S,
+        )
+        return replace(mine, protocol=protocol, name=name)
+
+    def _name_for(self, hello: Hello) -> NodeId:
+        """The name that a child goes by. A region's and a worker's are places of the run's tree."""
+        here, topology = self.answers.greeting.server, self.answers.topology
+        if hello.role == "observer":
+            return hello.name or f"observer {hello.instance.hex()[:8]}"
+        if hello.role == "server":
+            regions = [s.name for s in topology.servers if s.parent == here]
+            if hello.name not in regions:
+                raise Unacceptable(
+                    f"{hello.name!r} is no region below {here}; give --region one of "
+                    f"{', '.join(regions) or 'none: it has no regions'}"
+                )
+            return self._unless_taken(hello.name, hello.instance)
+        if hello.name:
+            name = hello.name if hello.name.startswith(f"{here}/") else f"{here}/{hello.name}"
+            if not PLAIN_NAME.fullmatch(name):
+                raise Unacceptable(f"--name {hello.name!r}: give letters, digits, - and _")
+            return self._unless_taken(name, hello.instance)
+        places = [w.name for w in topology.workers if w.parent == here]
+        further = (f"{here}/{number}" for number in range(len(places), 1 << 30))
+        candidates = chain(places, further)
+        return next(name for name in candidates if self.children.is_free(name, hello.instance))
+
+    def _unless_taken(self, name: NodeId, instance: bytes) -> NodeId:
+        if self.children.is_connected(name, instance):
+            raise TakenNameError(f"{name} is here already as another process")
+        return name
+
+    async def _talk(self, frames: AsyncIterator[Any], context: Context) -> None:
+        await self._admit(context)
+        try:
+            first = await anext(aiter(frames), None)
+            if not isinstance(first, Hold):
+                raise Unacceptable("a stream begins by saying who talks")
+            child = self.children.find(first.name, first.instance)
+            log.info("%s is connected (%s)", child.name, context.peer())
+            await self.children.talk(child, frames, context.write)
+            log.info("%s has left or lost its connection", child.name)
+        except (Unacceptable, ValueError) as error:
+            await self._abort(context, error)
+
+    async def _begin(self, request: Begin, context: Context) -> Begun:
+        child, mine = self._caller(context), self.answers.greeting
+        header = request.header
+        if header.run != mine.run or header.specification_version != mine.specification_version:
+            raise Unacceptable("the run's specification is another by now", retry=True)
+        if header.sender != child.name:
+            raise Unacceptable(f"{child.name} cannot send an update of {header.sender}")
+        return await self.children.begin(child, request)
+
+    async def _upload(self, frames: AsyncIterator[UploadFrame], context: Context) -> Uploaded:
+        return await self.children.upload(self._caller(context), frames)
+
+    async def _commit(self, request: Commit, context: Context) -> None:
+        self.children.commit(self._caller(context), request)
+
+    async def _download(self, request: Fetch, context: Context) -> AsyncIterator[Chunk]:
+        child = self._caller(context)
+        async for chunk in self.children.download(child, request):
+            yield chunk
+        if child.role == "observer":
+            child.offers.clear()
+
+    async def _constants(self, _: None, context: Context) -> AsyncIterator[bytes]:
+        blob = self.answers.constants
+        for start in range(0, len(blob), CHUNK_BYTES):
+            yield blob[start : start + CHUNK_BYTES]
+
+    # ------------------------------------------------------------ for people and observers
+
+    async def _status(self, _: None, context: Context) -> str:
+        return json.dumps(self.answers.status())
+
+    async def _observe(self, request: Observe, context: Context) -> Observed:
+        if self.answers.observe is None:
+            raise Unacceptable("models are observed at the coordinator; give its address")
+        child = self._caller(context)
+        self.children.expect(child.name, "observer", child.instance, OBSERVING_S)
+        seen = await self.answers.observe(request)
+        if seen.payload is None:
+            return seen.about
+        transfer, manifest = self.children.pin(child, seen.payload)
+        return replace(seen.about, transfer=transfer, manifest=manifest)
+
+    async def _evaluated(self, evaluation: Evaluation, context: Context) -> None:
+        if self.answers.evaluated is None:
+            raise Unacceptable("evaluations are kept by the coordinator; give its address")
+        self._caller(context)
+        self.answers.evaluated(evaluation)
+
+
+def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple((key, value) for key, value in context.invocation_metadata() or ())
