@@ -1,4 +1,4 @@
-"""From a specification and the traces of its run to a replay of it."""
+"""A specification beside the traces of its run: what these say of it, and how to replay them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from halos.core.membership import MembershipSettings
 from halos.core.messages import LocalStepsDone, Node, NodeId, RunLocalSteps
 from halos.core.state import TorchState
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
@@ -17,6 +18,22 @@ from halos.runtime.prepare import Prepared
 from halos.runtime.replay import Replay
 from halos.runtime.trace import RunFacts, Trace
 from halos.training.inner import LocalTrainer
+
+
+def facts_of(
+    prepared: Prepared, membership: MembershipSettings, here: Topology | None = None
+) -> RunFacts:
+    """What a trace of this run says first; ``here`` are the servers and workers of this process."""
+    here = here or prepared.specification.topology
+    return RunFacts(
+        run=prepared.identity.run,
+        model=prepared.identity.model,
+        datasets=prepared.identity.datasets,
+        seed=prepared.specification.run.seed,
+        servers={server.name: server.parent for server in here.servers},
+        workers={worker.name: worker.parent for worker in here.workers},
+        membership=membership,
+    )
 
 
 @dataclass

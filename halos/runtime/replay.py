@@ -52,14 +52,15 @@ class ReplayDiffers(ValueError):  # noqa: N818  it is a finding, and may be what
 class Replayed:
     """How far a replay came, without any difference.
 
-    ``waiting``: the first line of each node that could not be replayed, since what it waits for
-    was sent by a process whose trace ends too early; empty when all lines were. ``lost``: messages
-    of each sender that never arrived although later ones did; where no link was lost, they are
-    lines that the trace lacks.
+    ``finished``: the root came to the end of the run. ``waiting``: the first line of each node
+    that could not be replayed, since what it waits for was sent by a process whose trace ends too
+    early; empty when all lines were. ``lost``: messages of each sender that never arrived although
+    later ones did; where no link was lost, they are lines that the trace lacks.
     """
 
     events: int
     rounds: int
+    finished: bool
     waiting: Mapping[NodeId, TraceLine]
     lost: Mapping[NodeId, int]
 
@@ -141,7 +142,7 @@ class Replay(Dispatcher):
         waiting = {name: head.line for name in self._left if (head := self._head(name))}
         if waiting and not self.stopping.is_set():
             self._check_that_a_trace_was_cut_off()
-        return Replayed(self.events, self.rounds, waiting, self._mail.overtaken())
+        return Replayed(self.events, self.rounds, self.finished, waiting, self._mail.overtaken())
 
     # ------------------------------------------------------------ events, as recorded
 
@@ -166,6 +167,11 @@ class Replay(Dispatcher):
 
     def _come(self, name: NodeId, head: _Head) -> Event | None:
         """The event of this line, unless it still has to come."""
+        if name not in self._started and head.event["type"] != "Started":
+            raise UserError(
+                f"{head.line.where}: node {name} has not been started; give the trace from the "
+                "beginning of its run"
+            )
         match head.event["type"]:
             case "Received" | "Told":
                 return self._mail.take(name, head.event)
