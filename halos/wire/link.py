@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Coroutine
@@ -336,4 +337,7 @@ async def resolve(host: str, port: int) -> list[Any]:
 
 
 def reason(error: OSError) -> str:
+    """In the system's words; asyncio has others, with the address once more in them."""
+    if error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
     return error.strerror or str(error)

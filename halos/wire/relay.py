@@ -92,6 +92,7 @@ class Flow:
     _queue: asyncio.Queue[tuple[float, bytes | None]] = field(default_factory=asyncio.Queue)
     _queued: int = 0  # bytes
     _room: asyncio.Event = field(default_factory=asyncio.Event)
+    _awake: asyncio.Event = field(default_factory=asyncio.Event)  # who waits to write
 
     async def read(self) -> None:
         """Take bytes from the source no faster than the lane carries them."""
@@ -132,10 +133,11 @@ class Flow:
                 return
 
     def breaks(self) -> None:
-        """The source has reset the connection: its sink hears of it, after what is under way."""
+        """The source has reset the connection: its sink hears of it, after what it has room for."""
         if self.over:
             raise ConnectionReset
         self.broken = True
+        self._awake.set()
         if self.at_end:  # else the reader will find out
             self._put(RESET, asyncio.get_running_loop().time() + self.lane.delay_s)
 
@@ -160,13 +162,25 @@ class Flow:
             try:
                 sent = self.sink.send(rest[: self.lane.allowed(len(rest))])
             except BlockingIOError:
-                await writable(self.sink)
+                if self.broken:
+                    raise ConnectionReset from None
+                await self._writable()
                 continue
             rest = rest[sent:]
             self._queued -= sent
             self.lane.carry(sent)
             if self._queued < self.lane.capacity:
                 self._room.set()
+
+    async def _writable(self) -> None:
+        """Wait until the sink takes bytes again, or the source has gone."""
+        loop = asyncio.get_running_loop()
+        self._awake.clear()
+        loop.add_writer(self.sink, self._awake.set)
+        try:
+            await self._awake.wait()
+        finally:
+            loop.remove_writer(self.sink)
 
     def _put(self, data: bytes | None, arrives: float) -> None:
         self._queued += len(data or b"")
@@ -187,17 +201,6 @@ async def relay(
     except* ConnectionReset:
         orderly = False
     return orderly
-
-
-async def writable(end: socket.socket) -> None:
-    """Wait until ``end`` takes bytes again."""
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_writer(end, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_writer(end)
 
 
 def close_by_reset(end: socket.socket) -> None:
