@@ -46,9 +46,9 @@ def settings_of(rate_mbps: float | None, rtt_ms: float) -> LinkSettings:
         return LinkSettings(rate_mbps=rate_mbps, rtt_ms=rtt_ms)
     except ValidationError as error:
         details = error.errors()[0]
-        option = str(details["loc"][0]).replace("_", "-")
-        place = Place("", option, LinkSettings)
-        raise UserError(f"--{option}: {remedy(details, place)}") from error
+        field = str(details["loc"][0])
+        mistake = remedy(details, Place("", field, LinkSettings))
+        raise UserError(f"{field}: {mistake}") from error
 
 
 async def emulate(listen: str, to: str, settings: LinkSettings, as_json: bool) -> None:
