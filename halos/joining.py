@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from halos.core.fragments import ModelLayout
+from halos.core.fragments import ModelLayout, first_difference
 from halos.core.membership import Session, session_of
 from halos.core.messages import Leave, NodeId, RunLocalSteps
 from halos.core.topology import WorkerPlace
@@ -38,7 +38,6 @@ from halos.runtime.trace import RunFacts, TraceWriter, open_trace
 from halos.specification import RunSpecification
 from halos.training.constants import load_constants
 from halos.training.corpus import Progress
-from halos.training.parameters import first_difference
 from halos.wire.chunks import layout_from
 from halos.wire.frames import Greeting, Hello
 from halos.wire.security import Security, check_dial

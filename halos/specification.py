@@ -43,6 +43,15 @@ def data_from_the_files_folder(data: DataSettings, info: ValidationInfo) -> Data
     )
 
 
+def factory_from_the_files_folder(model: ModelSettings, info: ValidationInfo) -> ModelSettings:
+    """A factory is looked for beside the specification, unless ``folder`` says where."""
+    if model.factory is None:
+        return model
+    return model.model_copy(
+        update={"folder": from_the_files_folder(model.folder or Path(), info).absolute()}
+    )
+
+
 def a_plain_name(name: str) -> str:
     if not name or name != name.strip() or not name.isprintable() or set(name) & set("/.\\"):
         raise ValueError(f'"{name}" is not allowed; give a name without dots and slashes')
@@ -211,6 +220,14 @@ class MembershipTable(MembershipSettings):
         return self
 
 
+class WireTable(Settings):
+    """In which numbers models and updates travel: between workers and their server, and between
+    servers."""
+
+    workers: Literal["fp32", "bf16"] = "fp32"
+    regions: Literal["fp32", "bf16"] = "fp32"
+
+
 class CheckpointTable(Settings):
     """How often the whole run is saved, and how many of these are kept."""
 
@@ -229,7 +246,9 @@ class RunSpecification(Settings):
     """Everything that a run is started with."""
 
     run: RunTable = Field(description='a section [run] with name = "..."')
-    model: ModelSettings = ModelSettings(preset="0.1m")
+    model: Annotated[ModelSettings, AfterValidator(factory_from_the_files_folder)] = ModelSettings(
+        preset="0.1m"
+    )
     data: Annotated[DataSettings, AfterValidator(data_from_the_files_folder)] = DataSettings()
     inner: InnerSettings = InnerSettings()
     sync: SyncTable = SyncTable()
@@ -238,6 +257,7 @@ class RunSpecification(Settings):
     regions: tuple[RegionTable, ...] = ()
     link: LinkTable = LinkTable()
     membership: MembershipTable = MembershipTable()
+    wire: WireTable = WireTable()
     checkpoint: CheckpointTable = CheckpointTable()
     evaluation: EvaluationTable = EvaluationTable()
 

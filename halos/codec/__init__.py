@@ -1,0 +1,1 @@
+"""How stretches of a fragment become bytes, and bytes become them again."""
