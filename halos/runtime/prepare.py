@@ -29,6 +29,12 @@ from halos.training.model import ModelSettings, build_model
 from halos.training.parameters import gather, layout_of
 from halos.training.replica import Replica
 
+NO_DATA_HERE = (
+    '[data] dataset: is "own", which only a training loop of your own has; join the run from it, '
+    "or name data that halos can read"
+)
+NO_EVALUATION = 'no evaluation while training: only the training loops have its data ("own")'
+
 
 @dataclass(frozen=True)
 class PreparedModel:
@@ -51,7 +57,7 @@ class PreparedData:
     """What samples there are. ``name`` is what machines compare, and what leases carry.
 
     ``samples`` in an epoch; ``sequence_length`` in tokens. ``dataset`` is ``None`` when the loop
-    that trains brings its own.
+    that trains brings its own; then there is :data:`NO_EVALUATION`.
     """
 
     name: str
@@ -101,10 +107,7 @@ def prepare(specification: RunSpecification, progress: Progress | None = None) -
     """For a whole run in this process. Raises ``UserError``; ``progress`` hears of long work."""
     data, model = prepare_data(specification, progress), prepare_model(specification)
     if data.dataset is None:
-        raise UserError(
-            f'[data] dataset: is "{specification.data.dataset}", which only a loop of your own '
-            "brings; join this run from it, or name data that halos can read"
-        )
+        raise UserError(NO_DATA_HERE)
     return Prepared(
         specification=specification,
         dataset=data.dataset,
@@ -119,6 +122,8 @@ def prepare(specification: RunSpecification, progress: Progress | None = None) -
 def prepare_model(specification: RunSpecification) -> PreparedModel:
     """Build the model. Reads no data. Raises ``UserError``."""
     data = specification.data
+    if data.own:
+        _check_own(specification)
     settings = specification.model.for_data(data.vocab_size, data.sequence_length)
     module = build_model(settings, specification.run.seed)
     return PreparedModel(settings, module, layout_of(module))
@@ -126,15 +131,31 @@ def prepare_model(specification: RunSpecification) -> PreparedModel:
 
 def prepare_data(specification: RunSpecification, progress: Progress | None = None) -> PreparedData:
     """Open the data, and hash it once. Raises ``UserError``; ``progress`` hears of long work."""
-    dataset = open_dataset(specification.data, progress)
-    return PreparedData(
+    settings = specification.data
+    if settings.own:
+        assert settings.samples is not None
+        name, dataset, samples = f"{settings.name}/{settings.samples}", None, settings.samples
+    else:
+        dataset = open_dataset(settings, progress)
         # Where samples begin and end depends on their length as well.
-        name=f"{dataset.name}@{dataset.content_hash[:16]}/{dataset.sequence_length}",
-        samples=dataset.samples,
-        sequence_length=dataset.sequence_length,
-        order=SampleOrder(specification.run.seed, dataset.samples),
-        dataset=dataset,
-    )
+        name = f"{dataset.name}@{dataset.content_hash[:16]}/{dataset.sequence_length}"
+        samples = dataset.samples
+    order = SampleOrder(specification.run.seed, samples)
+    return PreparedData(name, samples, settings.sequence_length, order, dataset)
+
+
+def _check_own(specification: RunSpecification) -> None:
+    """Of data that halos does not read, a language model made here has to be told the sizes."""
+    model, data = specification.model, specification.data
+    vocabulary = model.vocab_size or model.config.get("vocab_size")
+    if model.kind != "factory" and not vocabulary and "vocab_size" not in data.model_fields_set:
+        raise UserError(
+            '[data] vocab_size: is missing, and with dataset = "own" the model needs it'
+        )
+    if model.kind == "gpt" and model.context is None and data.sequence_length == 1:
+        raise UserError(
+            '[data] sequence_length: is missing, and with dataset = "own" the model needs it'
+        )
 
 
 def identity_of(specification: RunSpecification, layout: ModelLayout, data_name: str) -> Identity:

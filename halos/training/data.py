@@ -18,17 +18,25 @@ from halos.core.settings import Settings
 from halos.errors import UserError
 from halos.training.corpus import Progress, content_hash, standard_library
 
-BUILT_IN = "python-stdlib"
+BUILT_IN, OWN = "python-stdlib", "own"
+NO_DATA = (
+    '[data] dataset: is "own", which only the training loops have; evaluate in yours, or name data '
+    "that halos can read"
+)
 TokenType = Literal["uint8", "uint16", "uint32"]
 Indices = Sequence[int] | npt.NDArray[np.int64]
 
 
 class DataSettings(Settings):
-    """What to train on: the built-in text, or token files of one's own.
+    """What to train on: the built-in text, token files of one's own, or what a loop brings.
 
     A token file is a flat array of little-endian ``dtype``. With files of one's own all of
     ``train``, ``validation``, ``dtype`` and ``vocab_size`` are needed, and ``dataset`` is the name
     that leases carry, by default that of the training file. ``sequence_length`` in tokens.
+
+    With ``dataset = "own"`` the run only leases numbers below ``samples``, and each worker's loop
+    brings the data set, called ``name``: machines with the same name and number have the same one.
+    A sample counts as ``sequence_length`` tokens, by default as one.
     """
 
     train: Path | None = None
@@ -37,6 +45,26 @@ class DataSettings(Settings):
     dtype: TokenType = "uint8"
     vocab_size: int = Field(default=256, ge=2, le=2**32)
     sequence_length: int = Field(default=64, ge=1)
+    samples: int | None = Field(default=None, ge=1)
+    name: str | None = Field(default=None, min_length=1)
+
+    @property
+    def own(self) -> bool:
+        """Whether the loop that trains brings the samples."""
+        return self.dataset == OWN and self.train is None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_a_loop(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        own = given.get("dataset") == OWN and not given.get("train")
+        for field in ("samples", "name"):
+            if own and given.get(field) is None:
+                raise ValueError(f'{field}: is missing, and dataset = "own" needs it')
+            if not own and given.get(field) is not None:
+                raise ValueError(f'{field}: goes with dataset = "own"; remove it, or set that')
+        return {"sequence_length": 1, **given} if own else given
 
     @model_validator(mode="before")
     @classmethod
@@ -53,16 +81,16 @@ class DataSettings(Settings):
         train: Path | None = info.data.get("train")
         if train is not None:
             return dataset or train.stem
-        if dataset not in ("", BUILT_IN):
+        if dataset not in ("", BUILT_IN, OWN):
             raise ValueError(
                 f"there is no data set {dataset!r}: {BUILT_IN} is built in; for token files of "
-                "your own set train and validation"
+                f"your own set train and validation, for data that your loop brings {OWN!r}"
             )
-        return BUILT_IN
+        return dataset or BUILT_IN
 
     @model_validator(mode="after")
     def _bytes(self) -> DataSettings:
-        if self.train is None and (self.dtype, self.vocab_size) != ("uint8", 256):
+        if self.train is None and not self.own and (self.dtype, self.vocab_size) != ("uint8", 256):
             raise ValueError(f"dtype and vocab_size: {BUILT_IN} is uint8 with 256 values")
         return self
 
@@ -155,8 +183,11 @@ class Dataset:
 def open_dataset(settings: DataSettings, progress: Progress | None = None) -> Dataset:
     """Open the files, building the built-in text first if need be (``progress`` hears of that).
 
-    Raises ``UserError`` for a file that is missing, too short or of another type.
+    Raises ``UserError`` for a file that is missing, too short or of another type, and for data
+    that only a loop brings.
     """
+    if settings.own:
+        raise UserError(NO_DATA)
     train, validation = settings.train, settings.validation
     if train is None or validation is None:
         train, validation = standard_library(progress)

@@ -10,7 +10,7 @@ from torch import nn
 
 from halos.errors import UserError
 from halos.training.data import Dataset
-from halos.training.model import LanguageModel
+from halos.training.loss import loss_of
 
 
 @contextmanager
@@ -26,17 +26,19 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def validation_loss(
-    model: LanguageModel, dataset: Dataset, batch_size: int = 32, limit: int | None = None
+    model: nn.Module, dataset: Dataset, batch_size: int = 32, limit: int | None = None
 ) -> float:
     """Mean cross-entropy in nats a token over the held-out samples: all, or ``limit`` of them.
 
-    Raises ``UserError`` if ``limit`` leaves no samples.
+    Of a model with a loss of its own, that loss. Raises ``UserError`` if ``limit`` leaves no
+    samples, or if the model returns no logits.
     """
+    loss_function = loss_of(model)
     device = next(model.parameters()).device
     total, samples = 0.0, 0
     with evaluating(model):
         for tokens, targets in dataset.validation_batches(batch_size, limit):
-            loss = model.loss(tokens.to(device), targets.to(device))
+            loss = loss_function(tokens.to(device), targets.to(device))
             total += float(loss) * len(tokens)
             samples += len(tokens)
     if not samples:

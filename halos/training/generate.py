@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from halos.errors import UserError
 from halos.training.evaluate import evaluating
-from halos.training.model import LanguageModel
+from halos.training.loss import context_of, logits_of
 
 
 def generate(
-    model: LanguageModel,
+    model: nn.Module,
     prompt: list[int],
     count: int,
     *,
@@ -23,9 +23,9 @@ def generate(
 ) -> list[int]:
     """``count`` tokens to follow ``prompt``, the same ones for the same ``seed``.
 
-    The model sees the last ``model.context`` tokens. ``temperature`` 0 takes the likeliest token;
-    ``top_k`` draws from that many likeliest only. Raises ``UserError`` for an empty prompt or for
-    arguments out of range.
+    The model sees the last tokens that its context holds, or all if it has no limit.
+    ``temperature`` 0 takes the likeliest token; ``top_k`` draws from that many likeliest only.
+    Raises ``UserError`` for an empty prompt or for arguments out of range.
     """
     if not prompt:
         raise UserError("prompt is empty: the model needs at least one token to go on from")
@@ -34,12 +34,13 @@ def generate(
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k is {top_k}: it is 1 or more")
     device = next(model.parameters()).device
+    seen = context_of(model) or 0  # the last 0 are all
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt)
     with evaluating(model):
         for _ in range(count):
-            window = torch.tensor([tokens[-model.context :]], device=device)
-            logits = model(window)[0, -1].float().cpu()
+            window = torch.tensor([tokens[-seen:]], device=device)
+            logits = logits_of(model(window))[0, -1].float().cpu()
             tokens.append(_draw(logits, temperature, top_k, generator))
     return tokens[len(prompt) :]
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from halos.errors import UserError
+from halos.training.model_settings import POSITIONS
 from halos.training.optimizer import InnerSettings
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
@@ -31,6 +32,13 @@ def logits_of(answer: Any) -> Tensor:
             "[batch, length, vocabulary], or give the model a method loss(tokens, targets)"
         )
     return found
+
+
+def context_of(model: nn.Module) -> int | None:
+    """The longest sequence that the model takes, in tokens; ``None`` if it does not say so."""
+    own = getattr(model, "context", None)
+    found = own or getattr(getattr(model, "config", None), POSITIONS, None)
+    return found if isinstance(found, int) else None
 
 
 def loss_of(model: nn.Module) -> LossFunction:

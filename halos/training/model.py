@@ -1,107 +1,24 @@
-"""The built-in language model and the settings that size it."""
+"""The built-in language model, and models of any kind from their settings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor, nn
 
-from halos.core.settings import Settings
-from halos.errors import UserError
+from halos.training.model_settings import PRESETS, ModelSettings
 
-PRESETS: Mapping[str, Mapping[str, int | bool]] = {
-    # Named after their size over bytes, a vocabulary of 256.
-    "0.1m": {"layers": 2, "heads": 4, "width": 64},
-    "0.4m": {"layers": 2, "heads": 4, "width": 128},
-    "0.8m": {"layers": 4, "heads": 4, "width": 128},
-    "2m": {"layers": 4, "heads": 6, "width": 192},
-    "10m": {"layers": 6, "heads": 6, "width": 384},
-    # Shapes of Pythia (Biderman et al. 2023) and Llama, named after their size over about 50,000
-    # tokens, each of which these models embed twice.
-    "70m": {"layers": 6, "heads": 8, "width": 512, "tied": False},
-    "160m": {"layers": 12, "heads": 12, "width": 768, "tied": False},
-    "410m": {"layers": 24, "heads": 16, "width": 1024, "tied": False},
-    "1b": {"layers": 16, "heads": 8, "width": 2048, "tied": False},
-    "1.4b": {"layers": 24, "heads": 16, "width": 2048, "tied": False},
-    "2.8b": {"layers": 32, "heads": 32, "width": 2560, "tied": False},
-    "7b": {"layers": 32, "heads": 32, "width": 4096, "ffn_width": 11008, "tied": False},
-}
-
-
-class ModelSettings(Settings):
-    """Size of a model: a ``preset``, or ``layers``, ``heads`` and ``width``.
-
-    What is given besides a preset overrides it. ``vocab_size`` and ``context`` (the longest
-    sequence, in tokens) default to those of the data set (:meth:`for_data`).
-    """
-
-    preset: str | None = None
-    layers: int = Field(default=0, ge=1)
-    width: int = Field(default=0, ge=1)
-    heads: int = Field(default=0, ge=1)
-    kv_heads: int = Field(default=0, ge=0, validate_default=True)
-    ffn_width: int = Field(default=0, ge=0, validate_default=True)
-    vocab_size: int | None = Field(default=None, ge=2)
-    context: int | None = Field(default=None, ge=1)
-    tied: bool = True
-    rope_base: float = Field(default=10_000.0, gt=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _overlay(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        preset = given.get("preset")
-        known = ", ".join(PRESETS)
-        if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
-            raise ValueError(f"preset: there is no {preset!r}; the presets are {known}")
-        values = {**PRESETS.get(preset or "", {}), **given}
-        missing = [name for name in ("layers", "heads", "width") if name not in values]
-        if missing:
-            raise ValueError(f"{missing[0]}: is missing; set it, or preset to one of {known}")
-        return values
-
-    @field_validator("heads")
-    @classmethod
-    def _even_heads(cls, heads: int, info: ValidationInfo) -> int:
-        width = info.data.get("width")
-        if width is not None and heads > 0 and width % (2 * heads):
-            raise ValueError(f"width {width} is not a multiple of 2 * heads ({2 * heads})")
-        return heads
-
-    @field_validator("kv_heads")
-    @classmethod
-    def _fill_kv_heads(cls, kv_heads: int, info: ValidationInfo) -> int:
-        heads = info.data.get("heads", 0)
-        if kv_heads and heads % kv_heads:
-            raise ValueError(f"heads ({heads}) is not a multiple of it")
-        return kv_heads or heads
-
-    @field_validator("ffn_width")
-    @classmethod
-    def _fill_ffn_width(cls, ffn_width: int, info: ValidationInfo) -> int:
-        # Three matrices of 8/3 the width weigh what two of 4 times the width do.
-        return ffn_width or 32 * math.ceil(info.data.get("width", 0) * 8 / 3 / 32)
-
-    def for_data(self, vocab_size: int, sequence_length: int) -> ModelSettings:
-        """With ``vocab_size`` and ``context`` filled in. ``UserError`` if one is too small."""
-        for field, mine, needed in (
-            ("vocab_size", self.vocab_size, vocab_size),
-            ("context", self.context, sequence_length),
-        ):
-            if mine is not None and mine < needed:
-                raise UserError(f"model.{field} is {mine}, but the data needs {needed} or more")
-        return self.model_copy(
-            update={
-                "vocab_size": self.vocab_size or vocab_size,
-                "context": self.context or sequence_length,
-            }
-        )
+__all__ = [
+    "GPT",
+    "PRESETS",
+    "LanguageModel",
+    "ModelSettings",
+    "build_gpt",
+    "build_model",
+    "parameter_count",
+]
 
 
 class LanguageModel(nn.Module):
@@ -247,15 +164,28 @@ class GPT(LanguageModel):
         self.turns.copy_(torch.stack((angles.cos(), angles.sin()), dim=-1))
 
 
-def build_model(settings: ModelSettings, seed: int) -> GPT:
-    """A model on the CPU, its parameters a function of ``settings`` and ``seed`` only."""
+def build_gpt(settings: ModelSettings, seed: int) -> GPT:
+    """The built-in model on the CPU, its parameters a function of ``settings`` and ``seed``."""
     model = GPT(settings)
     model.reset_parameters(seed)
     return model
 
 
+def build_model(settings: ModelSettings, seed: int) -> nn.Module:
+    """A model of any kind on the CPU. Raises ``UserError`` if its kind cannot make it.
+
+    One of ``transformers`` or of a factory takes its random numbers from torch, seeded; the
+    state of torch's generator is the same afterwards.
+    """
+    if settings.kind == "gpt":
+        return build_gpt(settings, seed)
+    from halos.training.foreign import build_foreign
+
+    return build_foreign(settings, seed)
+
+
 def parameter_count(settings: ModelSettings) -> int:
-    """Trainable numbers, tied ones once. Allocates none of them."""
+    """Trainable numbers of a built-in model, tied ones once. Allocates none of them."""
     with torch.device("meta"):
         model = GPT(settings)
     return sum(p.numel() for p in model.parameters())

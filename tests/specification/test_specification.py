@@ -267,6 +267,15 @@ def test_what_the_template_leaves_commented_out_is_right(tmp_path: Path, line: s
     if field in ("train", "validation"):  # stand together, in place of the built-in text
         text = re.sub(r"^# (train|validation) =", r"\1 =", text, flags=re.MULTILINE)
         text = text.replace('dataset = "python-stdlib"', "")
+    if field in ("samples", "name"):  # stand together, with dataset = "own"
+        text = re.sub(r"^# (samples|name) =", r"\1 =", text, flags=re.MULTILINE)
+        text = text.replace('dataset = "python-stdlib"', 'dataset = "own"')
+    for kind, beside in (("transformers", "config"), ("factory", "arguments|folder")):
+        if re.fullmatch(f"{kind}|{beside}", field):  # stand together, in place of the built-in one
+            text = re.sub(f"^# ({kind}|{beside}) =", r"\1 =", text, flags=re.MULTILINE)
+            text = re.sub(
+                r"^(preset|tied|rope_base) = (?!\"paper).*$", "", text, flags=re.MULTILINE
+            )
     path = tmp_path / "run.toml"
     path.write_text(text)
     load_specification(path)

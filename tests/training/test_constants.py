@@ -29,7 +29,9 @@ class Mixed(nn.Module):
         self.scalar = nn.Parameter(torch.tensor(float(fill)), requires_grad=False)
         self.count = nn.Parameter(torch.tensor([int(fill)]), requires_grad=False)
         self.empty = nn.Parameter(torch.empty(0, 3), requires_grad=False)
-        self.short = nn.Parameter(torch.full((3, 2), float(fill)).bfloat16().t(), requires_grad=False)
+        self.short = nn.Parameter(
+            torch.full((3, 2), float(fill)).bfloat16().t(), requires_grad=False
+        )
         self.again = self.short
         self.register_buffer("mask", torch.tensor([fill > 0, False]))
         self.register_buffer("sliced", torch.full((4, 2), float(fill))[:, 0])
