@@ -43,7 +43,8 @@ class RunFacts:
     torch: str = str(torch.__version__)
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "membership": self.membership.model_dump()}
+        fields = set(MembershipSettings.model_fields)  # a subclass has others
+        return {**asdict(self), "membership": self.membership.model_dump(include=fields)}
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> RunFacts:

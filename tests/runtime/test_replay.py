@@ -424,14 +424,18 @@ def test_the_command_says_how_far_it_came_and_what_differs(
     (tmp_path / "run.toml").write_text(
         f"""
         run = {{name = "small"}}
-        data = {{train = "{tmp_path}/train.bin", validation = "{tmp_path}/validation.bin",
-                dtype = "uint8", vocab_size = 256, sequence_length = 16}}
         model = {{layers = 1, heads = 2, width = 16}}
         inner = {{device = "cpu"}}
         training = {{local_steps_total = 90, batch_size = 2}}
         sync = {{local_steps = 2, accumulation = 2, in_flight = "drop"}}
         regions = [{{name = "us", workers = [1.0, 0.5]}}, {{name = "eu", workers = [0.8, 0.3]}},
                    {{name = "ap", workers = [0.9, 0.9]}}]
+        [data]
+        train = "{tmp_path}/train.bin"
+        validation = "{tmp_path}/validation.bin"
+        dtype = "uint8"
+        vocab_size = 256
+        sequence_length = 16
         """
     )
     trace = tmp_path / "trace.jsonl"

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from halos.runtime.trace import (
     parse_trace,
     read_trace,
 )
+from halos.specification import MembershipTable
 
 FACTS = RunFacts(
     run="run",
@@ -117,6 +119,12 @@ def test_a_process_that_was_killed_amid_a_line_goes_on_in_the_same_file(
     trace = read_trace(path)
     assert [(line.node, line.start) for line in trace.lines] == [("us/0", 1), ("us/0", 2)]
     assert trace.starts == (FACTS, FACTS)
+
+
+def test_facts_hold_nothing_of_membership_but_what_nodes_know(tmp_path: Path) -> None:
+    table = MembershipTable(retry_s=7, drain_timeout_s=9)
+    facts = replace(FACTS, membership=table)
+    assert RunFacts.from_json(json.loads(json.dumps(facts.to_json()))) == FACTS
 
 
 def test_a_start_that_was_cut_off_is_no_start() -> None:
