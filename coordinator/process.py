@@ -78,7 +78,7 @@ def end_with_standard_input() -> None:
     """Have this process stop as by SIGTERM when who started it goes away, however that ends."""
 
     def watch() -> None:
-        while sys.stdin.buffer.read(1024):
+        while os.read(sys.stdin.fileno(), 1024):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -61,11 +61,12 @@ class Observer:
 
         The last model is always evaluated. The run waits for nothing here.
         """
-        settings, after = self.specification.evaluation, -1
+        settings = self.specification.evaluation
+        after: int | None = None
         while not stopping():
             began = time.monotonic()
             seen, payload = self.loop.run(self._next(after))
-            if payload is not None and seen.version > after:
+            if payload is not None and seen.version != after:
                 after = seen.version
                 evaluation = self._evaluate(seen, payload, settings.batches)
                 told(evaluation)
@@ -91,7 +92,7 @@ class Observer:
             samples=batches * BATCH,
         )
 
-    async def _next(self, after: int) -> tuple[Observed, Fragments | None]:
+    async def _next(self, after: int | None) -> tuple[Observed, Fragments | None]:
         """The next model; connects again as often as it takes."""
         while True:
             try:

@@ -213,6 +213,7 @@ class ParentLink:
     async def _talk(self) -> Exception:
         """Until the stream ends, for whatever reason, which is returned."""
         call = self.stub().open("Talk", metadata=self.metadata())
+        ended: Exception = LinkEnded()
         self._outgoing = asyncio.Queue()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -226,12 +227,12 @@ class ParentLink:
                     self._take(frame)
                 raise LinkEnded
         except* (grpc.aio.AioRpcError, LinkEnded) as group:
-            return _first(group)
+            ended = _first(group)
         finally:
             self._tasks, self._upload = None, None
             self._downloads.clear()
             call.cancel()
-        raise AssertionError("a stream ends by an exception")
+        return ended
 
     async def _write(self, call: Any) -> None:
         while (frame := await self._outgoing.get()) is not None:
