@@ -13,7 +13,7 @@ from typing import Literal
 from halos.core.messages import Message
 
 CHUNK_BYTES = 1 << 20
-ALIGNMENT = 4096  # elements; offsets of chunks are multiples of it
+ALIGNMENT = 4096  # elements; chunks begin and end at multiples of it
 OLDEST_PROTOCOL = 1
 NEWEST_PROTOCOL = 1
 
@@ -70,13 +70,17 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """``count`` elements of a fragment from ``offset`` on, encoded. ``crc32`` is of ``data``."""
+    """``count`` elements of a fragment from ``offset`` on, encoded. ``crc32`` is of ``data``.
+
+    ``data`` may be a view of other memory, such as the payload's: use it up or serialise it before
+    that is let go of.
+    """
 
     fragment: int
     offset: int
     count: int
     crc32: int
-    data: bytes = field(repr=False)
+    data: bytes | memoryview = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,610 +1,333 @@
 """Between plain data and protobuf: the only module that imports what protoc generated.
 
-Each kind of data has a pair of functions; :data:`METHODS` has those that each call needs. What
-comes from a peer is checked here for its form, and nothing else: :class:`MalformedMessage`. Fields
-that are not known are passed over, so that neighbouring versions understand each other.
+:data:`METHODS` has, for each call of the services, the functions that gRPC takes. What a peer sent
+is checked for its form here, and for nothing else: whatever does not fit is a
+:class:`MalformedMessage`. Fields that are not known are passed over, so that neighbouring versions
+understand each other.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
-
-from google.protobuf.message import DecodeError
-from google.protobuf.message import Message as Proto
+from typing import Any, get_args
 
 from halos.core import messages as core
 from halos.core.samples import Block, Lease, Range, Report
 from halos.core.tensors import NOTHING, RefusalReason
-from halos.wire import frames
+from halos.wire import chunk_bytes, frames
+from halos.wire.records import (
+    ID,
+    MANY,
+    PLAIN,
+    Apart,
+    Choice,
+    Decode,
+    Each,
+    Empty,
+    Encode,
+    Form,
+    MalformedMessage,
+    Maybe,
+    One,
+    Only,
+    Record,
+    Union,
+    Word,
+    Wrapped,
+    record,
+)
 from halos.wire.v1 import messages_pb2 as pb
 from halos.wire.v1 import service_pb2 as service
 from halos.wire.v1 import transfer_pb2 as transfer
 
-ID_BYTES = 16
-REASONS = frozenset(get_args(RefusalReason))
-SERVICE_NAMES = tuple(
-    descriptor.full_name for descriptor in service.DESCRIPTOR.services_by_name.values()
-)
+__all__ = [
+    "METHODS",
+    "SERVICE_NAMES",
+    "MalformedMessage",
+    "Method",
+    "message_bytes",
+    "message_from",
+]
 
-T = TypeVar("T")
-P = TypeVar("P", bound=Proto)
-
-
-class MalformedMessage(ValueError):  # noqa: N818  the peer's fault
-    """Bytes from a peer that are no message of this protocol."""
-
-
-# ---------------------------------------------------------------- by name, field by field
-
-
-def _filled(proto: P, value: Any, **besides: Any) -> P:
-    """Copy a dataclass's fields into those of the same names; ``besides`` replace some."""
-    for name in (field.name for field in dataclasses.fields(value)):
-        given = besides[name] if name in besides else getattr(value, name)
-        if given is None or name == "payload":
-            continue
-        if isinstance(given, Proto):
-            getattr(proto, name).CopyFrom(given)
-        elif isinstance(given, list | tuple):
-            getattr(proto, name).extend(given)
-        else:
-            setattr(proto, name, given)
-    return proto
-
-
-def _read(kind: Callable[..., T], proto: Proto, **besides: Any) -> T:
-    """The inverse: make a ``kind`` of the fields of the same names."""
-    values = dict(besides)
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        if field.name in values:
-            continue
-        if field.name == "payload":
-            values["payload"] = NOTHING
-            continue
-        descriptor = proto.DESCRIPTOR.fields_by_name[field.name]
-        if descriptor.has_presence and not proto.HasField(field.name):
-            values[field.name] = None
-        elif descriptor.is_repeated:
-            values[field.name] = tuple(getattr(proto, field.name))
-        else:
-            values[field.name] = getattr(proto, field.name)
-    return kind(**values)
-
+MAYBE = Maybe(PLAIN)
 
 # ---------------------------------------------------------------- samples
 
 
-def _range(span: Range) -> pb.Range:
-    return pb.Range(start=span[0], end=span[1])
+class _Range:
+    def fill(self, proto: pb.Range, value: Range) -> None:
+        proto.start, proto.end = value
+
+    def read(self, proto: pb.Range) -> Range:
+        if not proto.start <= proto.end < 2**63:
+            raise MalformedMessage(f"samples {proto.start} to {proto.end} are no range")
+        return proto.start, proto.end
 
 
-def _ranges(protos: Iterable[pb.Range]) -> tuple[Range, ...]:
-    ranges = tuple([(proto.start, proto.end) for proto in protos])
-    for start, end in ranges:
-        if start > end:
-            raise MalformedMessage(f"samples {start} to {end} are no range")
-    return ranges
+class _Block:
+    """Its two ends are fields of ours, and a range in the protocol."""
+
+    def fill(self, proto: pb.Block, value: Block) -> None:
+        proto.dataset, proto.origin, proto.progress = value.dataset, value.origin, value.progress
+        RANGE.put(proto, "range", (value.start, value.end))
+
+    def read(self, proto: pb.Block) -> Block:
+        origin, progress = (PLAIN.get(proto, name) for name in ("origin", "progress"))
+        start, end = RANGE.get(proto, "range")
+        return Block(proto.dataset, origin, start, end, progress)
 
 
-def _lease(lease: Lease) -> pb.Lease:
-    return _filled(pb.Lease(), lease, ranges=[_range(span) for span in lease.ranges])
-
-
-def _read_lease(proto: pb.Lease) -> Lease:
-    return _read(Lease, proto, ranges=_ranges(proto.ranges))
-
-
-def _block(block: Block) -> pb.Block:
-    return pb.Block(
-        dataset=block.dataset,
-        origin=block.origin,
-        range=pb.Range(start=block.start, end=block.end),
-        progress=block.progress,
-    )
-
-
-def _read_block(proto: pb.Block) -> Block:
-    ((start, end),) = _ranges([proto.range])
-    return Block(proto.dataset, proto.origin, start, end, proto.progress)
-
-
-def _report(report: Report) -> pb.Report:
-    return _filled(
-        pb.Report(),
-        report,
-        contained=[_range(span) for span in report.contained],
-        dropped=[_range(span) for span in report.dropped],
-    )
-
-
-def _read_report(proto: pb.Report) -> Report:
-    return _read(Report, proto, contained=_ranges(proto.contained), dropped=_ranges(proto.dropped))
-
+RANGE, RANGES = One(_Range()), Each(_Range())
+LEASE = record(pb.Lease, Lease, ranges=RANGES)
+REPORT = record(pb.Report, Report, contained=RANGES, dropped=RANGES)
 
 # ---------------------------------------------------------------- the core's messages
 
+WORKER, SERVER, OBSERVER = pb.ROLE_WORKER, pb.ROLE_SERVER, pb.ROLE_OBSERVER
+ROLE = Choice({"worker": WORKER, "server": SERVER})
+PEER_ROLE = Choice({"worker": WORKER, "server": SERVER, "observer": OBSERVER})
+REASON = Word(get_args(RefusalReason))
+TENSORS = Apart(NOTHING)
 
-KINDS: Mapping[str, tuple[type[core.Message], type[Proto]]] = {
-    "join": (core.Join, pb.Join),
-    "heartbeat": (core.Heartbeat, pb.Heartbeat),
-    "leave": (core.Leave, pb.Leave),
-    "ready": (core.Ready, pb.Ready),
-    "resume": (core.Resume, pb.Resume),
-    "block_request": (core.BlockRequest, pb.BlockRequest),
-    "worker_update": (core.WorkerUpdate, pb.WorkerUpdate),
-    "push": (core.Push, pb.Push),
-    "welcome": (core.Welcome, pb.Welcome),
-    "heartbeat_seen": (core.HeartbeatSeen, pb.HeartbeatSeen),
-    "assignment": (core.Assignment, pb.Assignment),
-    "receipt": (core.Receipt, pb.Receipt),
-    "resumed": (core.Resumed, pb.Resumed),
-    "grant": (core.Grant, pb.Grant),
-    "drain": (core.Drain, pb.Drain),
-    "push_answer": (core.PushAnswer, pb.PushAnswer),
-    "refused": (core.Refused, pb.Refused),
-    "stop": (core.Stop, pb.Stop),
+UP: Mapping[str, Record[Any]] = {
+    "join": record(pb.Join, core.Join, role=ROLE, datasets=MANY),
+    "heartbeat": record(pb.Heartbeat, core.Heartbeat),
+    "leave": record(pb.Leave, core.Leave),
+    "ready": record(pb.Ready, core.Ready, lease=MAYBE),
+    "resume": record(pb.Resume, core.Resume),
+    "block_request": record(pb.BlockRequest, core.BlockRequest),
+    "worker_update": record(pb.WorkerUpdate, core.WorkerUpdate, payload=TENSORS),
+    "push": record(pb.Push, core.Push, report=One(REPORT), payload=TENSORS),
 }
-NAMES = {kind: name for name, (kind, _) in KINDS.items()}
-
-
-def message_to_proto(message: core.Message) -> pb.Message:
-    """Without tensors: a payload is not part of what this gives."""
-    besides: dict[str, Any] = {}
-    match message:
-        case core.Join():
-            besides["role"] = _role(message.role)
-        case core.Push():
-            besides["report"] = _report(message.report)
-        case core.Assignment():
-            besides["lease"] = _lease(message.lease)
-        case core.Grant():
-            besides["blocks"] = [_block(block) for block in message.blocks]
-        case _:
-            pass
-    name = NAMES[type(message)]
-    return pb.Message(**{name: _filled(KINDS[name][1](), message, **besides)})  # type: ignore[arg-type]
-
-
-def message_from_proto(proto: pb.Message) -> core.Message:
-    """A message that carries tensors gets the payload ``NOTHING``; but a ``Resumed`` none."""
-    name = proto.WhichOneof("kind")
-    if name is None:
-        raise MalformedMessage("a message of a kind that this version does not know")
-    kind, inner = KINDS[name][0], getattr(proto, name)
-    besides: dict[str, Any] = {}
-    if kind is core.Join:
-        besides["role"] = _read_core_role(inner.role)
-    elif kind is core.Push:
-        besides["report"] = _read_report(inner.report)
-    elif kind is core.Assignment:
-        besides["lease"] = _read_lease(inner.lease)
-    elif kind is core.Grant:
-        besides["blocks"] = tuple([_read_block(block) for block in inner.blocks])
-    elif kind is core.Resumed:
-        besides["payload"] = None
-    elif kind is core.Refused and inner.reason not in REASONS:
-        raise MalformedMessage(f"{inner.reason!r} is no reason that this version knows")
-    return _read(kind, inner, **besides)
-
-
-ROLES: Mapping[str, pb.Role] = {
-    "worker": pb.ROLE_WORKER,
-    "server": pb.ROLE_SERVER,
-    "observer": pb.ROLE_OBSERVER,
+DOWN: Mapping[str, Record[Any]] = {
+    "welcome": record(pb.Welcome, core.Welcome),
+    "heartbeat_seen": record(pb.HeartbeatSeen, core.HeartbeatSeen),
+    "assignment": record(
+        pb.Assignment, core.Assignment, answers=MAYBE, lease=One(LEASE), payload=TENSORS
+    ),
+    "receipt": record(pb.Receipt, core.Receipt),
+    # With tensors it says another thing than without: see ``OFFERED``.
+    "resumed": record(pb.Resumed, core.Resumed, payload=Apart(None)),
+    "grant": record(pb.Grant, core.Grant, blocks=Each(_Block())),
+    "drain": record(pb.Drain, core.Drain),
+    "push_answer": record(pb.PushAnswer, core.PushAnswer, payload=TENSORS),
+    "refused": record(pb.Refused, core.Refused, reason=REASON, fence=MAYBE),
+    "stop": record(pb.Stop, core.Stop),
 }
-ROLE_NAMES: Mapping[int, Any] = {number: name for name, number in ROLES.items()}
+RESUMED = record(pb.Resumed, core.Resumed, payload=TENSORS)
+
+FROM_CHILD: Union[core.Message] = Union.of("a message of a child", UP)
+FROM_PARENT: Union[core.Message] = Union.of("a message of a parent", DOWN)
+ANNOUNCED: Union[core.Message] = Union.of(
+    "an update", {name: UP[name] for name in ("worker_update", "push")}
+)
+OFFERED: Union[core.Message] = Union.of(
+    "a message that carries a model",
+    {"resumed": RESUMED, **{name: DOWN[name] for name in ("assignment", "push_answer")}},
+)
+MESSAGE: Form[core.Message] = Form(pb.Message, Union.of("a message", {**UP, **DOWN}))
 
 
-def _role(role: str) -> pb.Role:
-    return ROLES[role]
+def message_bytes(message: core.Message) -> bytes:
+    """Any of the core's messages, without its tensors: its payload is ``NOTHING``."""
+    return MESSAGE.encode(message)
 
 
-def _read_role(number: int) -> frames.PeerRole:
-    role: frames.PeerRole | None = ROLE_NAMES.get(number)
-    if role is None:
-        raise MalformedMessage(f"{number} is no role that this version knows")
-    return role
-
-
-def _read_core_role(number: int) -> core.Role:
-    role = _read_role(number)
-    if role == "observer":
-        raise MalformedMessage("an observer does not join")
-    return role
+def message_from(data: bytes) -> core.Message:
+    """The inverse of :func:`message_bytes`. Raises :class:`MalformedMessage`."""
+    return MESSAGE.decode(data)
 
 
 # ---------------------------------------------------------------- payloads
 
-
-CODECS: Mapping[frames.CodecName, transfer.Codec] = {
-    "fp32": transfer.CODEC_FP32,
-    "bf16": transfer.CODEC_BF16,
-}
-CODEC_NAMES: Mapping[int, frames.CodecName] = {number: name for name, number in CODECS.items()}
-
-
-def _manifest(manifest: frames.Manifest) -> transfer.Manifest:
-    return transfer.Manifest(
-        content=manifest.content,
-        fragments=[
-            transfer.FragmentHeader(elements=header.elements, codec=CODECS[header.codec])
-            for header in manifest.fragments
-        ],
-    )
+CODEC = Choice({"fp32": transfer.CODEC_FP32, "bf16": transfer.CODEC_BF16})
+HEADERS = Each(record(transfer.FragmentHeader, frames.FragmentHeader, codec=CODEC))
+MANIFEST = record(transfer.Manifest, frames.Manifest, content=ID, fragments=HEADERS)
+RECEIVED = Each(record(transfer.Progress, frames.Progress))
+ENDPOINTS = Each(record(transfer.Endpoint, frames.Endpoint))
+CHUNK = record(transfer.Chunk, frames.Chunk)
+PART = record(transfer.Part, frames.Part, transfer=ID)
+UPLOAD_FRAME: Union[frames.UploadFrame] = Union.of(
+    "an upload's frame", {"part": PART, "chunk": CHUNK}
+)
 
 
-def _read_manifest(proto: transfer.Manifest) -> frames.Manifest:
-    return frames.Manifest(
-        _id(proto.content, "content"), tuple([_read_header(h) for h in proto.fragments])
-    )
+def _sane(chunk: frames.Chunk) -> frames.Chunk:
+    if max(len(chunk.data), chunk.count) > frames.CHUNK_BYTES or chunk.offset >= 2**63:
+        raise MalformedMessage(
+            f"{chunk.count} elements from {chunk.offset} on in {len(chunk.data)} bytes are no chunk"
+        )
+    return chunk
 
 
-def _read_header(proto: transfer.FragmentHeader) -> frames.FragmentHeader:
-    codec = CODEC_NAMES.get(proto.codec)
-    if codec is None:
-        raise MalformedMessage(f"{proto.codec} is no codec that this version knows")
-    return frames.FragmentHeader(proto.elements, codec)
+class _ChunkForm(Form[frames.Chunk]):
+    def encode(self, value: frames.Chunk) -> bytes:
+        return chunk_bytes.encode_chunk(value)
+
+    def decode(self, data: bytes) -> frames.Chunk:
+        return _sane(chunk_bytes.decode_chunk(data) or super().decode(data))
 
 
-def _id(value: bytes, what: str) -> bytes:
-    if len(value) != ID_BYTES:
-        raise MalformedMessage(f"{what} is of {len(value)} bytes, not {ID_BYTES}")
-    return value
+class _UploadForm(Form[frames.UploadFrame]):
+    def encode(self, value: frames.UploadFrame) -> bytes:
+        if isinstance(value, frames.Chunk):
+            return chunk_bytes.encode_upload(value)
+        return super().encode(value)
 
-
-def _progress(progress: Iterable[frames.Progress]) -> list[transfer.Progress]:
-    return [transfer.Progress(fragment=p.fragment, elements=p.elements) for p in progress]
-
-
-def _read_progress(protos: Iterable[transfer.Progress]) -> tuple[frames.Progress, ...]:
-    return tuple([frames.Progress(p.fragment, p.elements) for p in protos])
-
-
-def _endpoints(endpoints: Iterable[frames.Endpoint]) -> list[transfer.Endpoint]:
-    return [_filled(transfer.Endpoint(), endpoint) for endpoint in endpoints]
-
-
-def _read_endpoints(protos: Iterable[transfer.Endpoint]) -> tuple[frames.Endpoint, ...]:
-    return tuple([_read(frames.Endpoint, proto) for proto in protos])
-
-
-def chunk_to_proto(chunk: frames.Chunk) -> transfer.Chunk:
-    return transfer.Chunk(
-        fragment=chunk.fragment,
-        offset=chunk.offset,
-        count=chunk.count,
-        crc32=chunk.crc32,
-        data=chunk.data,
-    )
-
-
-def chunk_from_proto(proto: transfer.Chunk) -> frames.Chunk:
-    if len(proto.data) > frames.CHUNK_BYTES:
-        raise MalformedMessage(f"a chunk of {len(proto.data)} bytes is too large")
-    return frames.Chunk(proto.fragment, proto.offset, proto.count, proto.crc32, proto.data)
-
-
-# ---------------------------------------------------------------- greeting
-
-
-def hello_to_proto(hello: frames.Hello) -> service.HelloRequest:
-    return _filled(service.HelloRequest(), hello, role=_role(hello.role))
-
-
-def hello_from_proto(proto: service.HelloRequest) -> frames.Hello:
-    _id(proto.instance, "instance")
-    return _read(frames.Hello, proto, role=_read_role(proto.role))
-
-
-def _shape(shape: frames.ParameterShape) -> transfer.Parameter:
-    return _filled(transfer.Parameter(), shape)
-
-
-def _read_shapes(protos: Iterable[transfer.Parameter]) -> tuple[frames.ParameterShape, ...]:
-    shapes = tuple([_read(frames.ParameterShape, proto) for proto in protos])
-    if any(not shape.names for shape in shapes):
-        raise MalformedMessage("a parameter has no name")
-    return shapes
-
-
-def greeting_to_proto(greeting: frames.Greeting) -> service.HelloReply:
-    layout = transfer.Layout(
-        parameters=[_shape(shape) for shape in greeting.layout.parameters],
-        constants=[_shape(shape) for shape in greeting.layout.constants],
-        hash=greeting.layout.hash,
-    )
-    datasets = [_filled(service.Dataset(), dataset) for dataset in greeting.datasets]
-    return _filled(service.HelloReply(), greeting, layout=layout, datasets=datasets)
-
-
-def greeting_from_proto(proto: service.HelloReply) -> frames.Greeting:
-    layout = frames.LayoutShape(
-        _read_shapes(proto.layout.parameters),
-        _read_shapes(proto.layout.constants),
-        proto.layout.hash,
-    )
-    datasets = tuple([_read(frames.DatasetShape, dataset) for dataset in proto.datasets])
-    return _read(frames.Greeting, proto, layout=layout, datasets=datasets)
+    def decode(self, data: bytes) -> frames.UploadFrame:
+        frame = chunk_bytes.decode_upload(data) or super().decode(data)
+        return _sane(frame) if isinstance(frame, frames.Chunk) else frame
 
 
 # ---------------------------------------------------------------- talk
 
-
-def child_frame_to_proto(frame: frames.ChildFrame) -> service.ChildFrame:
-    match frame:
-        case frames.Said(channel, message):
-            return service.ChildFrame(
-                channel=service.Channel.Name(channel.value),  # type: ignore[arg-type]
-                message=message_to_proto(message),
-            )
-        case frames.Fetched(transfer_id):
-            return service.ChildFrame(fetched=transfer_id)
-        case frames.Telemetry(status):
-            return service.ChildFrame(telemetry=status)
-        case frames.Hold(name, instance):
-            return service.ChildFrame(hold=service.Hold(name=name, instance=instance))
+CHANNEL = Choice({channel: channel.value for channel in frames.Channel})
 
 
-def child_frame_from_proto(proto: service.ChildFrame) -> frames.ChildFrame:
-    match proto.WhichOneof("kind"):
-        case "message":
-            return frames.Said(_channel(proto.channel), message_from_proto(proto.message))
-        case "fetched":
-            return frames.Fetched(_id(proto.fetched, "transfer"))
-        case "telemetry":
-            return frames.Telemetry(proto.telemetry)
-        case "hold":
-            return frames.Hold(proto.hold.name, _id(proto.hold.instance, "instance"))
-        case _:
-            raise MalformedMessage("a child's frame of a kind that this version does not know")
+@dataclass(frozen=True)
+class _Said:
+    """A message, and the channel that stands beside it in the frame."""
+
+    messages: One
+
+    def put(self, proto: Any, name: str, value: frames.Said) -> None:
+        CHANNEL.put(proto, "channel", value.channel)
+        self.messages.put(proto, name, value.message)
+
+    def get(self, proto: Any, name: str) -> frames.Said:
+        return frames.Said(CHANNEL.get(proto, "channel"), self.messages.get(proto, name))
 
 
-def parent_frame_to_proto(frame: frames.ParentFrame) -> service.ParentFrame:
-    match frame:
-        case frames.Said(channel, message):
-            return service.ParentFrame(
-                channel=service.Channel.Name(channel.value),  # type: ignore[arg-type]
-                message=message_to_proto(message),
-            )
-        case frames.Offer():
-            offer = transfer.Offer(
-                message=message_to_proto(frame.message),
-                transfer=frame.transfer,
-                manifest=_manifest(frame.manifest),
-                endpoints=_endpoints(frame.endpoints),
-            )
-            return service.ParentFrame(offer=offer)
+HOLD = record(service.Hold, frames.Hold, instance=ID)
+OFFER = record(
+    transfer.Offer,
+    frames.Offer,
+    message=One(OFFERED),
+    transfer=ID,
+    manifest=One(MANIFEST),
+    endpoints=ENDPOINTS,
+)
+CHILD_FRAME: Union[frames.ChildFrame] = Union(
+    "a child's frame",
+    {
+        "message": (frames.Said, _Said(One(FROM_CHILD))),
+        "fetched": (frames.Fetched, Wrapped(frames.Fetched, ID)),
+        "telemetry": (frames.Telemetry, Wrapped(frames.Telemetry, PLAIN)),
+        "hold": (frames.Hold, One(HOLD)),
+    },
+)
+PARENT_FRAME: Union[frames.ParentFrame] = Union(
+    "a parent's frame",
+    {
+        "message": (frames.Said, _Said(One(FROM_PARENT))),
+        "offer": (frames.Offer, One(OFFER)),
+    },
+)
+
+# ---------------------------------------------------------------- greeting
+
+SHAPES = Each(record(transfer.Parameter, frames.ParameterShape, names=MANY, shape=MANY))
+LAYOUT = record(transfer.Layout, frames.LayoutShape, parameters=SHAPES, constants=SHAPES)
+DATASETS = Each(record(service.Dataset, frames.DatasetShape, samples=MAYBE))
+HELLO = record(service.HelloRequest, frames.Hello, role=PEER_ROLE, features=MANY, instance=ID)
+GREETING = record(
+    service.HelloReply, frames.Greeting, features=MANY, layout=One(LAYOUT), datasets=DATASETS
+)
+
+# ---------------------------------------------------------------- calls
+
+BEGIN = record(
+    transfer.BeginRequest,
+    frames.Begin,
+    header=One(record(transfer.Header, frames.Header)),
+    message=One(ANNOUNCED),
+    manifest=One(MANIFEST),
+)
+BEGUN = record(
+    transfer.BeginReply, frames.Begun, transfer=ID, received=RECEIVED, endpoints=ENDPOINTS
+)
+FETCH = record(transfer.DownloadRequest, frames.Fetch, transfer=ID, received=RECEIVED)
+OBSERVE = record(service.ObserveRequest, frames.Observe, after=MAYBE)
+EVALUATION = record(service.Evaluation, frames.Evaluation)
 
 
-def parent_frame_from_proto(proto: service.ParentFrame) -> frames.ParentFrame:
-    match proto.WhichOneof("kind"):
-        case "message":
-            return frames.Said(_channel(proto.channel), message_from_proto(proto.message))
-        case "offer":
-            offer = proto.offer
-            return frames.Offer(
-                _carrying(message_from_proto(offer.message)),
-                _id(offer.transfer, "transfer"),
-                _read_manifest(offer.manifest),
-                _read_endpoints(offer.endpoints),
-            )
-        case _:
-            raise MalformedMessage("a parent's frame of a kind that this version does not know")
+class _Observed:
+    """There is a manifest exactly when there is a transfer."""
 
-
-def _carrying(message: core.Message) -> core.Message:
-    """Whether a message that comes with a manifest is one that carries tensors."""
-    if not hasattr(message, "payload"):
-        raise MalformedMessage(f"a {type(message).__name__} carries no tensors")
-    return message
-
-
-def _channel(number: int) -> frames.Channel:
-    try:
-        return frames.Channel(number)
-    except ValueError:
-        raise MalformedMessage(f"{number} is no channel that this version knows") from None
-
-
-# ---------------------------------------------------------------- moving tensors
-
-
-def begin_to_proto(begin: frames.Begin) -> transfer.BeginRequest:
-    return transfer.BeginRequest(
-        header=_filled(transfer.Header(), begin.header),
-        message=message_to_proto(begin.message),
-        manifest=_manifest(begin.manifest),
-        parts=begin.parts,
+    fields = record(
+        service.ObserveReply, frames.Observed, transfer=Maybe(ID), manifest=Maybe(One(MANIFEST))
     )
 
+    def fill(self, proto: service.ObserveReply, value: frames.Observed) -> None:
+        self.fields.fill(proto, value)
 
-def begin_from_proto(proto: transfer.BeginRequest) -> frames.Begin:
-    return frames.Begin(
-        _read(frames.Header, proto.header),
-        _carrying(message_from_proto(proto.message)),
-        _read_manifest(proto.manifest),
-        proto.parts,
-    )
-
-
-def begun_to_proto(begun: frames.Begun) -> transfer.BeginReply:
-    return transfer.BeginReply(
-        transfer=begun.transfer,
-        received=_progress(begun.received),
-        endpoints=_endpoints(begun.endpoints),
-    )
+    def read(self, proto: service.ObserveReply) -> frames.Observed:
+        observed = self.fields.read(proto)
+        if (observed.transfer is None) != (observed.manifest is None):
+            raise MalformedMessage("a model is offered without a manifest, or the other way round")
+        return observed
 
 
-def begun_from_proto(proto: transfer.BeginReply) -> frames.Begun:
-    return frames.Begun(
-        _id(proto.transfer, "transfer"),
-        _read_progress(proto.received),
-        _read_endpoints(proto.endpoints),
-    )
-
-
-def upload_frame_to_proto(frame: frames.UploadFrame) -> transfer.UploadFrame:
-    match frame:
-        case frames.Part(transfer_id, part):
-            return transfer.UploadFrame(part=transfer.Part(transfer=transfer_id, part=part))
-        case frames.Chunk():
-            return transfer.UploadFrame(chunk=chunk_to_proto(frame))
-
-
-def upload_frame_from_proto(proto: transfer.UploadFrame) -> frames.UploadFrame:
-    match proto.WhichOneof("kind"):
-        case "part":
-            return frames.Part(_id(proto.part.transfer, "transfer"), proto.part.part)
-        case "chunk":
-            return chunk_from_proto(proto.chunk)
-        case _:
-            raise MalformedMessage("an upload's frame of a kind that this version does not know")
-
-
-def fetch_to_proto(fetch: frames.Fetch) -> transfer.DownloadRequest:
-    return transfer.DownloadRequest(transfer=fetch.transfer, received=_progress(fetch.received))
-
-
-def fetch_from_proto(proto: transfer.DownloadRequest) -> frames.Fetch:
-    return frames.Fetch(_id(proto.transfer, "transfer"), _read_progress(proto.received))
-
-
-# ---------------------------------------------------------------- control
-
-
-def observed_to_proto(seen: frames.Observed) -> service.ObserveReply:
-    manifest = _manifest(seen.manifest) if seen.manifest is not None else None
-    return _filled(service.ObserveReply(), seen, manifest=manifest)
-
-
-def observed_from_proto(proto: service.ObserveReply) -> frames.Observed:
-    there = proto.HasField("transfer")
-    return _read(
-        frames.Observed,
-        proto,
-        transfer=_id(proto.transfer, "transfer") if there else None,
-        manifest=_read_manifest(proto.manifest) if there else None,
-    )
-
-
-# ---------------------------------------------------------------- methods
+FORMS: Mapping[str, tuple[Form[Any], Form[Any]]] = {
+    "Hello": (Form(service.HelloRequest, HELLO), Form(service.HelloReply, GREETING)),
+    "Talk": (Form(service.ChildFrame, CHILD_FRAME), Form(service.ParentFrame, PARENT_FRAME)),
+    "Begin": (Form(transfer.BeginRequest, BEGIN), Form(transfer.BeginReply, BEGUN)),
+    "Upload": (
+        _UploadForm(transfer.UploadFrame, UPLOAD_FRAME),
+        Form(transfer.UploadReply, record(transfer.UploadReply, frames.Uploaded)),
+    ),
+    "Commit": (
+        Form(transfer.CommitRequest, record(transfer.CommitRequest, frames.Commit, transfer=ID)),
+        Form(transfer.CommitReply, Empty()),
+    ),
+    "Download": (Form(transfer.DownloadRequest, FETCH), _ChunkForm(transfer.Chunk, CHUNK)),
+    "Constants": (Form(service.ConstantsRequest, Empty()), Form(transfer.Blob, Only("data"))),
+    "Status": (Form(service.StatusRequest, Empty()), Form(service.StatusReply, Only("status"))),
+    "Observe": (Form(service.ObserveRequest, OBSERVE), Form(service.ObserveReply, _Observed())),
+    "ReportEvaluation": (
+        Form(service.Evaluation, EVALUATION),
+        Form(service.EvaluationReply, Empty()),
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One call of a service: its streams, and what turns frames into bytes and back."""
+    """One call of a service: what streams, and what turns frames into bytes and back.
+
+    The decoding ones raise :class:`MalformedMessage`. ``None`` is the frame of a message without
+    fields, and text or bytes of one that is nothing but that.
+    """
 
     service: str
     name: str
     request_stream: bool
     response_stream: bool
-    encode_request: Callable[[Any], bytes]
-    decode_request: Callable[[bytes], Any]
-    encode_reply: Callable[[Any], bytes]
-    decode_reply: Callable[[bytes], Any]
+    encode_request: Encode
+    decode_request: Decode
+    encode_reply: Encode
+    decode_reply: Decode
 
 
-@dataclass(frozen=True)
-class _Form:
-    """A protobuf type, and the pair of functions between it and plain data."""
-
-    proto: type[Proto]
-    to: Callable[[Any], Proto]
-    of: Callable[[Any], Any]
-
-    def encode(self, value: Any) -> bytes:
-        return self.to(value).SerializeToString()
-
-    def decode(self, data: bytes) -> Any:
-        proto = self.proto()
-        try:
-            proto.ParseFromString(data)
-        except DecodeError as error:
-            raise MalformedMessage(f"these bytes are no {self.proto.DESCRIPTOR.name}") from error
-        return self.of(proto)
+def _method(service_name: str, descriptor: Any) -> Method:
+    request, reply = FORMS[descriptor.name]
+    assert request.proto.DESCRIPTOR is descriptor.input_type, descriptor.name
+    assert reply.proto.DESCRIPTOR is descriptor.output_type, descriptor.name
+    return Method(
+        service=service_name,
+        name=descriptor.name,
+        request_stream=descriptor.client_streaming,
+        response_stream=descriptor.server_streaming,
+        encode_request=request.encode,
+        decode_request=request.decode,
+        encode_reply=reply.encode,
+        decode_reply=reply.decode,
+    )
 
 
-def _empty(proto: type[Proto]) -> _Form:
-    return _Form(proto, lambda _: proto(), lambda _: None)
-
-
-def _plain(proto: type[Proto], kind: type[Any]) -> _Form:
-    return _Form(proto, lambda value: _filled(proto(), value), lambda found: _read(kind, found))
-
-
-FORMS: Mapping[str, tuple[_Form, _Form]] = {
-    "Hello": (
-        _Form(service.HelloRequest, hello_to_proto, hello_from_proto),
-        _Form(service.HelloReply, greeting_to_proto, greeting_from_proto),
-    ),
-    "Talk": (
-        _Form(service.ChildFrame, child_frame_to_proto, child_frame_from_proto),
-        _Form(service.ParentFrame, parent_frame_to_proto, parent_frame_from_proto),
-    ),
-    "Begin": (
-        _Form(transfer.BeginRequest, begin_to_proto, begin_from_proto),
-        _Form(transfer.BeginReply, begun_to_proto, begun_from_proto),
-    ),
-    "Upload": (
-        _Form(transfer.UploadFrame, upload_frame_to_proto, upload_frame_from_proto),
-        _plain(transfer.UploadReply, frames.Uploaded),
-    ),
-    "Commit": (
-        _Form(
-            transfer.CommitRequest,
-            lambda commit: transfer.CommitRequest(transfer=commit.transfer),
-            lambda proto: frames.Commit(_id(proto.transfer, "transfer")),
-        ),
-        _empty(transfer.CommitReply),
-    ),
-    "Download": (
-        _Form(transfer.DownloadRequest, fetch_to_proto, fetch_from_proto),
-        _Form(transfer.Chunk, chunk_to_proto, chunk_from_proto),
-    ),
-    "Constants": (
-        _empty(service.ConstantsRequest),
-        _Form(
-            transfer.Blob, lambda data: transfer.Blob(data=data), lambda proto: bytes(proto.data)
-        ),
-    ),
-    "Status": (
-        _empty(service.StatusRequest),
-        _Form(
-            service.StatusReply,
-            lambda status: service.StatusReply(status=status),
-            lambda proto: str(proto.status),
-        ),
-    ),
-    "Observe": (
-        _plain(service.ObserveRequest, frames.Observe),
-        _Form(service.ObserveReply, observed_to_proto, observed_from_proto),
-    ),
-    "ReportEvaluation": (
-        _plain(service.Evaluation, frames.Evaluation),
-        _empty(service.EvaluationReply),
-    ),
+_SERVICES = service.DESCRIPTOR.services_by_name.values()
+SERVICE_NAMES: tuple[str, ...] = tuple([found.full_name for found in _SERVICES])
+METHODS: Mapping[str, Method] = {
+    method.name: _method(found.full_name, method) for found in _SERVICES for method in found.methods
 }
-
-
-def _methods() -> dict[str, Method]:
-    found = {}
-    for descriptor in service.DESCRIPTOR.services_by_name.values():
-        for method in descriptor.methods:
-            request, reply = FORMS[method.name]
-            found[method.name] = Method(
-                service=descriptor.full_name,
-                name=method.name,
-                request_stream=bool(method.client_streaming),
-                response_stream=bool(method.server_streaming),
-                encode_request=request.encode,
-                decode_request=request.decode,
-                encode_reply=reply.encode,
-                decode_reply=reply.decode,
-            )
-    return found
-
-
-METHODS: Mapping[str, Method] = _methods()
