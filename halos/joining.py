@@ -243,6 +243,7 @@ def _plan(specification: RunSpecification, layout: ModelLayout, data_name: str) 
         samples={},
         server_settings=no_server,
         tensors=no_server,
+        apart=True,
     )
 
 
@@ -255,4 +256,5 @@ def _facts(plan: RunPlan, specification: RunSpecification, place: WorkerPlace) -
         servers={},
         workers={place.name: place.parent},
         membership=specification.membership,
+        apart=True,
     )

@@ -14,6 +14,7 @@ from functools import cached_property
 from itertools import accumulate, chain
 from math import prod
 
+import torch
 from torch import Tensor
 
 FRAGMENT_ELEMENTS = 16 * 2**20 // 4
@@ -82,6 +83,11 @@ class ModelLayout:
         parts = [[asdict(p) for p in group] for group in (self.parameters, self.constants)]
         text = json.dumps(parts if self.constants else parts[0], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def zeros(layout: ModelLayout) -> Fragments:
+    """In the place of a model that is still to come."""
+    return Fragments([torch.zeros(end - start) for start, end in layout.fragments])
 
 
 def first_difference(mine: ModelLayout, theirs: ModelLayout) -> str | None:

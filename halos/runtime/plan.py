@@ -25,7 +25,11 @@ from halos.core.worker import Worker
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What all nodes of one run agree on. ``samples``: of each data set; ``None`` is no end."""
+    """What all nodes of one run agree on. ``samples``: of each data set; ``None`` is no end.
+
+    ``apart``: the nodes are in processes of their own, and only the root's has the first model;
+    it sends that to every other.
+    """
 
     topology: Topology
     identity: Identity
@@ -33,6 +37,7 @@ class RunPlan:
     samples: Mapping[str, int | None]
     server_settings: Callable[[NodeId], ServerSettings]
     tensors: Callable[[NodeId], TensorState]
+    apart: bool = False
 
     def nodes(self, states: Mapping[NodeId, Any] | None = None) -> dict[NodeId, Node]:
         """All nodes of the run, in the order in which they are to be started.
@@ -52,7 +57,7 @@ class RunPlan:
         """A server, its membership and, unless it is the root, its session with the parent."""
         name, parent = place.name, place.parent
         saved = states or {}
-        state = saved.get(name) or (self._root_state() if parent is None else None)
+        state = saved.get(name) or self._first_state(parent)
         nodes: dict[NodeId, Node] = {
             name: Server(
                 name,
@@ -76,9 +81,11 @@ class RunPlan:
         worker = Worker(place.name, place.parent, saved.get(place.name))
         return {place.name: worker, **self._session(place.name, place.parent, "worker", saved)}
 
-    def _root_state(self) -> ServerState:
+    def _first_state(self, parent: NodeId | None) -> ServerState:
+        if parent is not None:
+            return ServerState(pristine=not self.apart)
         ledger = Ledger(sections=sections_for(dict(self.samples)))
-        return ServerState(leasing=LeasingState(ledger=ledger), ready=True)
+        return ServerState(leasing=LeasingState(ledger=ledger), ready=True, pristine=not self.apart)
 
     def _session(
         self, name: NodeId, parent: NodeId, role: Role, saved: Mapping[NodeId, Any]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from halos.core.fragments import Fragments, ModelLayout
+from halos.core.fragments import Fragments, ModelLayout, zeros
 from halos.core.membership import Identity
 from halos.core.messages import NodeId
 from halos.core.server import Server
@@ -357,6 +357,7 @@ def _facts(told: Told, place: ServerPlace) -> RunFacts:
         servers={place.name: place.parent},
         workers={},
         membership=told.specification.membership,
+        apart=True,
     )
 
 
@@ -379,21 +380,12 @@ def _driver(told: Told, place: ServerPlace, starts: int, saved: Capture | None) 
             restored.server_tensors(name, outer)
             if restored is not None
             else TorchState.start(
-                told.start or _zeros(told.layout), outer, has_parent=place.parent is not None
+                told.start or zeros(told.layout), outer, has_parent=place.parent is not None
             )
         ),
+        apart=True,
     )
     nodes = plan.server_nodes(place)
     if restored is not None:
-        server = nodes[name]
-        assert isinstance(server, Server)
-        nodes = plan.server_nodes(place, restored.node_states({name: server}))
-    main = nodes[name]
-    assert isinstance(main, Server)
-    main.state.pristine = False  # children have no model of their own to begin with
+        nodes = plan.server_nodes(place, restored.node_states({name: nodes[name]}))
     return Networked(name, nodes, parent_name=place.parent, epoch=starts)
-
-
-def _zeros(layout: ModelLayout) -> Fragments:
-    """In the place of a model, until the parent sends one."""
-    return Fragments([torch.zeros(end - start) for start, end in layout.fragments])

@@ -41,6 +41,7 @@ class RunFacts:
     membership: MembershipSettings
     threads: int = field(default_factory=torch.get_num_threads)
     torch: str = str(torch.__version__)
+    apart: bool = False  # as in RunPlan
 
     def to_json(self) -> dict[str, Any]:
         fields = set(MembershipSettings.model_fields)  # a subclass has others
