@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from coordinator.process import stopped_by_signals
 
 if TYPE_CHECKING:
     from halos.runtime.local import Beginning, LocalRun, Order
@@ -67,7 +66,7 @@ def follow(run: LocalRun, console: Console) -> dict[str, Any]:
     from coordinator.view import RunView, curve
     from halos.runtime.status import status_of
 
-    with RunView(console) as view, stopped_by_signals(run):
+    with RunView(console) as view, stopped_by_signals(run.stop):
         finished = run.run(tick=lambda: view.show(status_of(run), run.evaluator.points))
         view.show(status_of(run), run.evaluator.points)
     if not console.is_terminal:  # there the live table has shown it
@@ -78,26 +77,6 @@ def follow(run: LocalRun, console: Console) -> dict[str, Any]:
         console.print("Evaluating on the whole validation set.")
         result["validation_loss"] = run.evaluator.whole(run.model)
     return result
-
-
-@contextmanager
-def stopped_by_signals(run: LocalRun) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or a closed terminal once: stop the run in good order. Twice: end at once."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in signals}
-
-    def stop(*_: object) -> None:
-        for number in signals:
-            signal.signal(number, before[number])
-        run.stop()
-
-    for number in signals:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in signals:
-            signal.signal(number, before[number])
 
 
 def progress_line(console: Console) -> Any:
@@ -124,6 +103,15 @@ def told(result: dict[str, Any]) -> str:
         ("workers computing", f"{share:.0%} of the time" if share else ""),
         ("credited", f"{result['credited']:,} of {result['total']:,} samples"),
         ("delivered", f"{result['delivered']:,} ({result['delivered'] / result['total']:.1%})"),
+        ("wide-area link", crossed(result.get("wide_area_bytes"))),
         ("checkpoint", result["checkpoint"]),
     ]
     return "\n".join(f"{name:<18} {value}" for name, value in rows if value)
+
+
+def crossed(links: dict[str, dict[str, int]] | None) -> str:
+    """Bytes over the emulated links of all regions, if there were any."""
+    if not links:
+        return ""
+    up, down = (sum(link[way] for link in links.values()) / 1e6 for way in ("up", "down"))
+    return f"{up:,.1f} MB up, {down:,.1f} MB down, over {len(links)} links"

@@ -82,8 +82,9 @@ def run_up(
         while local.coordinator.lives and not stopping:
             local.fleet.look()
             if (seen := local.status()) is not None:
-                status = seen
-                view.show(status, Losses(folder).points)
+                view.show(seen, Losses(folder).points)
+                if seen.computing_share is not None:  # workers are here
+                    status = seen
             time.sleep(LOOK_S)
         finished = local.coordinator.popen.poll() == 0 and not stopping
         local.end(finished=finished)
@@ -92,17 +93,18 @@ def run_up(
         "finished": finished,
         "wall_s": time.monotonic() - began,
         "wide_area_bytes": traffic,
-        **(_final(folder, status) if status is not None else {}),
+        **(_final(folder, status) if finished else {}),
     }
     return result
 
 
-def _final(folder: Path, status: RunStatus) -> dict[str, Any]:
-    """What a finished run came to, from its last checkpoint."""
+def _final(folder: Path, status: RunStatus | None) -> dict[str, Any]:
+    """What a finished run came to, from its last checkpoint; its speed as of when it was seen."""
     from halos.runtime.saved import load_saved
     from halos.training.data import open_dataset
     from halos.training.evaluate import validation_loss
 
     saved = load_saved(folder)
     loss = validation_loss(saved.model, open_dataset(saved.specification.data))
-    return {"checkpoint": str(saved.path), **asdict(status), "validation_loss": loss}
+    seen = asdict(status) if status is not None else {"computing_share": None, "tokens_per_s": None}
+    return {**seen, **saved.counts, "checkpoint": str(saved.path), "validation_loss": loss}

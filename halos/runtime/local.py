@@ -32,6 +32,7 @@ from halos.runtime.dispatcher import Trainer
 from halos.runtime.environment import UniformTime
 from halos.runtime.evaluation import Evaluator
 from halos.runtime.inprocess import InProcess
+from halos.runtime.keeping import STARTS
 from halos.runtime.losses import LOSSES, Losses
 from halos.runtime.metrics import RunMetrics
 from halos.runtime.plan import RunPlan
@@ -203,7 +204,7 @@ def open_run(
     with ExitStack() as stack:
         stack.enter_context(snapshots.locked(folder))
         if beginning == "replace":
-            _remove(folder, prepared.identity.run)
+            _clear(folder, prepared.identity.run)
         if beginning == "new" and snapshots.numbered(checkpoints(folder)):
             raise UserError(
                 f"{folder}: there is a run in this directory already; go on with it by --resume, "
@@ -224,16 +225,26 @@ def _opened(trace: Path) -> TextIO:
         raise UserError(f"--trace {trace}: cannot be written to: {error.strerror}") from error
 
 
-def _remove(folder: Path, name: str) -> None:
-    """Clear a run directory of the run in it, if that has this name, and of nothing else."""
+def clear(folder: Path, name: str) -> None:
+    """Clear a run directory of the run in it, if that has this name, and of nothing else.
+
+    Raises ``UserError`` if it holds another, or is in use.
+    """
+    with snapshots.locked(folder):
+        _clear(folder, name)
+
+
+def _clear(folder: Path, name: str) -> None:
     earlier = snapshots.numbered(checkpoints(folder))
-    if not earlier:
-        return
-    there = snapshots.newest(checkpoints(folder)).manifest["facts"]["[run] name"]
-    if there != name:
-        raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
+    if earlier:
+        there = snapshots.newest(checkpoints(folder)).manifest["facts"]["[run] name"]
+        if there != name:
+            raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
     for snapshot in earlier:
         shutil.rmtree(snapshot)
+    for processes in ("servers", "workers", "logs"):
+        if any((folder / processes).glob(f"**/{STARTS}")) or (earlier and processes == "logs"):
+            shutil.rmtree(folder / processes)
     (folder / LOSSES).unlink(missing_ok=True)
 
 

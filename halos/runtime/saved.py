@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from halos.core.fragments import Fragments, ModelLayout
 from halos.core.topology import ROOT
@@ -25,6 +26,8 @@ class SavedModel:
     settings: ModelSettings
     specification: RunSpecification
     local_steps: int
+    counts: dict[str, int]
+    """What the root's books say: tokens, local steps; samples in all, credited, delivered."""
 
 
 def load_saved(folder: Path) -> SavedModel:
@@ -45,4 +48,17 @@ def load_saved(folder: Path) -> SavedModel:
         settings=settings,
         specification=RunSpecification.model_validate(manifest["specification"]),
         local_steps=manifest["nodes"][ROOT]["reported"]["local_steps"],
+        counts=_counts(manifest),
     )
+
+
+def _counts(manifest: dict[str, Any]) -> dict[str, int]:
+    root = manifest["nodes"][ROOT]
+    ledger, reported = root["leasing"]["ledger"], root["reported"]
+    return {
+        "local_steps": reported["local_steps"],
+        "tokens": reported["tokens"],
+        "credited": ledger["credited"]["total"],
+        "delivered": ledger["delivered"]["total"],
+        "total": manifest["facts"]["[training] length"],
+    }

@@ -211,7 +211,7 @@ class Told:
             "[run] seed": self.specification.run.seed,
             "[model]": self.layout.hash,
             "[data]": list(self.identity.datasets),
-            "[training] length": [dataset.samples for dataset in self.greeting.datasets],
+            "[training] length": self.greeting.datasets[0].samples,
             "[[regions]] and workers": {s.name: s.parent for s in topology.servers}
             | {w.name: w.parent for w in topology.workers},
             "role": name,
