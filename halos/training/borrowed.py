@@ -110,13 +110,13 @@ def pack(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """
     match value:
         case Tensor():
-            tensors[name] = value.detach()
+            tensors[name] = value.detach() if value.requires_grad else value
             return {"tensor": name}
         case None | bool() | int() | float() | str():
             return value
         case list() | tuple():
             items = [pack(item, f"{name}.{i}", tensors) for i, item in enumerate(value)]
-            return {type(value).__name__: items}
+            return {"tuple" if isinstance(value, tuple) else "list": items}
         case Mapping():
             return {"dict": [[k, pack(v, f"{name}.{k}", tensors)] for k, v in value.items()]}
     raise UserError(
