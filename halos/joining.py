@@ -65,10 +65,11 @@ def join(
 ) -> Run:
     """Join the run of the server at ``address`` (HOST:PORT) and adopt its settings.
 
-    Without ``model`` the run's own is built, on ``device`` (auto, cpu, cuda) if that is given. ``region`` is checked against the server's;
-    ``name`` is the worker's within it, by default one that is free. ``certs`` is a folder that
-    ``halos certs issue`` made. With ``directory``, the optimizer's state is kept there between
-    two starts. Waits for the server to be there; close the run, or use it as a context.
+    Without ``model`` the run's own is built, on ``device`` (auto, cpu, cuda) if that is given.
+    ``region`` is checked against the server's; ``name`` is the worker's within it, by default one
+    that is free. ``certs`` is a folder that ``halos certs issue`` made. With ``directory``, the
+    optimizer's state is kept there between two starts. Waits for the server to be there; close
+    the run, or use it as a context.
 
     Raises ``UserError``: one sentence on what to put right.
     """
@@ -164,10 +165,7 @@ class _Worker:
         self._driver = driver
         driver.begin()
         codec = specification.wire.workers
-        kept_up = self.loop.submit(self.link.keep(codec, driver.from_parent, driver.parent_lost))
-        kept_up.add_done_callback(
-            lambda f: None if f.cancelled() or not f.exception() else driver.fail(f.exception())  # type: ignore[arg-type]
-        )
+        self.link.start(codec, driver.from_parent, driver.parent_lost, driver.fail)
         self._watching = threading.Thread(target=self._watch, name=f"{name} watches", daemon=True)
         self._watching.start()
 
@@ -208,7 +206,7 @@ class _Worker:
             driver.close()
             if self._watching is not None:
                 self._watching.join()
-            self.loop.run(self.link.close(goodbye))
+            self.link.stop(goodbye)
             if self._keeping is not None:
                 nodes = {driver.main: driver.nodes[driver.main]}
                 self._keeping.save(lambda: capture(driver, 0, {driver.main: self._replica}, nodes))

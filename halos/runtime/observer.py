@@ -124,5 +124,5 @@ class Observer:
         )
 
     def close(self) -> None:
-        self.loop.run(self.link.close())
+        self.link.stop()
         self.loop.close()

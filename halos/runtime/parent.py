@@ -10,8 +10,9 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -52,6 +53,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again a
 PATIENCE_S = 3600.0  # a parent that is away for longer is given up
 REMIND_S = 30.0  # between two lines about the same trouble
 GOODBYE_S = 3.0
+POLL_S = 0.01
 
 FINAL = frozenset(
     {
@@ -105,7 +107,7 @@ class Waiting:
 
 
 class ParentLink:
-    """Dials ``address``. First :meth:`greet`, then :meth:`keep`; :meth:`send` from any thread."""
+    """Dials ``address``. First :meth:`greet`, then :meth:`start`; :meth:`send` from any thread."""
 
     def __init__(
         self,
@@ -132,6 +134,7 @@ class ParentLink:
         self._downloads: dict[type[Message], asyncio.Task[None]] = {}
         self._partial: dict[bytes, Staging] = {}
         self._join: Message | None = None
+        self._kept: Future[None] | None = None
         self._contents: dict[int, tuple[Payload, Any]] = {}
 
     # ------------------------------------------------------------ greeting
@@ -186,15 +189,34 @@ class ParentLink:
 
     # ------------------------------------------------------------ while it lives
 
-    async def keep(
+    def start(
         self,
         codec: CodecName,
         deliver: Callable[[Channel, Message], None],
         lost: Callable[[], None],
-    ) -> NoReturn:
-        """Talk; connect again whenever the connection ends. ``UserError`` as in :meth:`greet`."""
-        self._codec = codec
-        self._deliver = deliver
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Talk from now on; connect again whenever the connection ends. Any thread may call this.
+
+        ``failed`` hears, once, of what :meth:`greet` raises when that cannot be.
+        """
+        self._codec, self._deliver = codec, deliver
+
+        def ended(kept: Future[None]) -> None:
+            if not kept.cancelled() and (error := kept.exception()) is not None:
+                failed(error)
+
+        self._kept = self.loop.submit(self._keep(lost))
+        self._kept.add_done_callback(ended)
+
+    def stop(self, goodbye: Message | None = None) -> None:
+        """Send ``goodbye`` if there is a connection, then end it for good. Any thread may call."""
+        self.loop.run(self._say_goodbye(goodbye))
+        if self._kept is not None:
+            self._kept.cancel()
+        self.loop.run(self._reset())
+
+    async def _keep(self, lost: Callable[[], None]) -> None:
         while True:
             ended = await self._talk()
             self.connected = False
@@ -245,15 +267,14 @@ class ParentLink:
             channel, self._channel = self._channel, None
             await channel.close()
 
-    async def close(self, goodbye: Message | None = None) -> None:
-        """Send ``goodbye`` if there is a connection, then end it."""
-        if goodbye is not None and self.connected:
-            self._outgoing.put_nowait(Said(Channel.SESSION, goodbye))
-            self._outgoing.put_nowait(None)
-            ends = time.monotonic() + GOODBYE_S
-            while self.connected and self._outgoing.qsize() and time.monotonic() < ends:
-                await asyncio.sleep(0.01)
-        await self._reset()
+    async def _say_goodbye(self, goodbye: Message | None) -> None:
+        if goodbye is None or not self.connected:
+            return
+        self._outgoing.put_nowait(Said(Channel.SESSION, goodbye))
+        self._outgoing.put_nowait(None)
+        ends = time.monotonic() + GOODBYE_S
+        while self.connected and time.monotonic() < ends:  # the server ends the stream
+            await asyncio.sleep(POLL_S)
 
     # ------------------------------------------------------------ to the parent
 

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from halos.core.fragments import Fragments, ModelLayout, zeros
 from halos.core.membership import Identity
 from halos.core.messages import NodeId
@@ -153,6 +151,8 @@ class ServerProcess:
         ends = time.monotonic() + EVALUATION_S
         while self.children.observers() and not self.last_word and time.monotonic() < ends:
             time.sleep(WATCH_S)
+        if self.link is not None:
+            self.link.stop()  # who waits for us waits no longer
 
     async def observe(self, request: Observe) -> Observation:
         """The root's model once it is newer than what was seen, or the run is over."""
@@ -280,7 +280,7 @@ def region(
         loop = LoopThread()
         stack.callback(loop.close)
         link = ParentLink(loop, parent, security, Hello("server", name))
-        stack.callback(lambda: loop.run(link.close()))
+        stack.callback(link.stop)
         greeting = loop.run(link.greet())
         specification = RunSpecification.model_validate_json(greeting.specification)
         layout = layout_from(greeting.layout)
@@ -342,9 +342,7 @@ def _open(
     stack.callback(lambda: loop.run(process.serving.stop()) if process.serving else None)
     keeping.announce(process.address)
     if link is not None:
-        kept = loop.submit(link.keep(wire.regions, driver.from_parent, driver.parent_lost))
-        kept.add_done_callback(lambda f: f.cancelled() or _ended(driver, f.exception()))
-        stack.callback(kept.cancel)
+        link.start(wire.regions, driver.from_parent, driver.parent_lost, driver.fail)
     return process
 
 
@@ -359,11 +357,6 @@ def _facts(told: Told, place: ServerPlace) -> RunFacts:
         membership=told.specification.membership,
         apart=True,
     )
-
-
-def _ended(driver: Networked, error: BaseException | None) -> None:
-    if error is not None:
-        driver.fail(error)
 
 
 def _driver(told: Told, place: ServerPlace, starts: int, saved: Capture | None) -> Networked:
