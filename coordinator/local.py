@@ -40,7 +40,7 @@ class LocalProcesses:
     def of(
         cls, settings: RunSpecification, path: Path, tls: bool, trace: Path | None
     ) -> Iterator[LocalProcesses]:
-        """They are killed, at the latest, when this is left."""
+        """They are ended, at the latest, when this is left."""
         folder = settings.run.directory
         certs = make_certificates(settings, folder / "certs") if tls else None
         security = Security.from_folder(certs / "operator") if certs else Security.plain()
@@ -52,10 +52,7 @@ class LocalProcesses:
         try:
             yield local
         finally:
-            for process in fleet.processes.values():
-                if process.lives:
-                    process.popen.kill()
-                process.popen.wait()
+            local.end(finished=False)
             for link in local.links.values():
                 link.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,39 +72,64 @@ def run_up(
 
     folder = settings.run.directory
     began = time.monotonic()
+    stopping: list[bool] = []
     with ExitStack() as stack:
         local = stack.enter_context(LocalProcesses.of(settings, path, tls, trace))
-        stopping: list[bool] = []
         stack.enter_context(stopped_by_signals(lambda: stopping.append(True)))
-        view = stack.enter_context(RunView(console))
-        local.start(lambda: bool(stopping))
-        status = None
-        while local.coordinator.lives and not stopping:
-            local.fleet.look()
-            if (seen := local.status()) is not None:
-                view.show(seen, Losses(folder).points)
-                if seen.computing_share is not None:  # workers are here
-                    status = seen
-            time.sleep(LOOK_S)
-        finished = local.coordinator.popen.poll() == 0 and not stopping
-        local.end(finished=finished)
+        servers, workers = len(settings.regions), len(settings.workers)
+        console.print(
+            f"Starting the coordinator, {servers} servers and {workers} workers; what each says "
+            f"is in {local.fleet.logs}.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        with console.status("Starting"):
+            local.start(lambda: bool(stopping))
+        speed = _Speed()
+        with RunView(console) as view:
+            while local.coordinator.lives and not stopping:
+                local.fleet.look()
+                if (seen := local.status()) is not None:
+                    view.show(seen, Losses(folder).points)
+                    speed.note(seen)
+                time.sleep(LOOK_S)
+        local.end(finished=not stopping)
         traffic = local.traffic()
-    result: dict[str, Any] = {
-        "finished": finished,
-        "wall_s": time.monotonic() - began,
-        "wide_area_bytes": traffic,
-        **(_final(folder, status) if finished else {}),
-    }
-    return result
+    about = {"wall_s": time.monotonic() - began, "wide_area_bytes": traffic}
+    if stopping:
+        return {"finished": False, **about}
+    return about | speed.result() | _final(folder)
 
 
-def _final(folder: Path, status: RunStatus | None) -> dict[str, Any]:
-    """What a finished run came to, from its last checkpoint; its speed as of when it was seen."""
+@dataclass
+class _Speed:
+    """How fast the run was, as seen from outside while all its workers were there."""
+
+    first: RunStatus | None = None
+    last: RunStatus | None = None
+
+    def note(self, status: RunStatus) -> None:
+        if all(region.workers == region.expected for region in status.regions):
+            self.first = self.first or status
+            self.last = status
+
+    def result(self) -> dict[str, Any]:
+        if self.first is None or self.last is None:
+            return {"tokens_per_s": None, "computing_share": None}
+        elapsed = self.last.elapsed_s - self.first.elapsed_s
+        tokens = self.last.tokens - self.first.tokens
+        return asdict(self.last) | {"tokens_per_s": tokens / elapsed if elapsed > 0 else None}
+
+
+def _final(folder: Path) -> dict[str, Any]:
+    """What the run came to, from its last checkpoint."""
     from halos.runtime.saved import load_saved
     from halos.training.data import open_dataset
     from halos.training.evaluate import validation_loss
 
     saved = load_saved(folder)
-    loss = validation_loss(saved.model, open_dataset(saved.specification.data))
-    seen = asdict(status) if status is not None else {"computing_share": None, "tokens_per_s": None}
-    return {**seen, **saved.counts, "checkpoint": str(saved.path), "validation_loss": loss}
+    told = {"finished": saved.finished, "checkpoint": str(saved.path), **saved.counts}
+    if saved.finished:
+        dataset = open_dataset(saved.specification.data)
+        told["validation_loss"] = validation_loss(saved.model, dataset)
+    return told

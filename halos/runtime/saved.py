@@ -26,6 +26,7 @@ class SavedModel:
     settings: ModelSettings
     specification: RunSpecification
     local_steps: int
+    finished: bool
     counts: dict[str, int]
     """What the root's books say: tokens, local steps; samples in all, credited, delivered."""
 
@@ -48,6 +49,7 @@ def load_saved(folder: Path) -> SavedModel:
         settings=settings,
         specification=RunSpecification.model_validate(manifest["specification"]),
         local_steps=manifest["nodes"][ROOT]["reported"]["local_steps"],
+        finished=manifest["finished"],
         counts=_counts(manifest),
     )
 
