@@ -64,7 +64,7 @@ def halos(tmp_path: Path) -> Halos:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=280,
             check=False,
         )
 
