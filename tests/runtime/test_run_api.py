@@ -52,7 +52,7 @@ def train(run: Run) -> None:
 
 def built_in(specification: RunSpecification) -> Fragments:
     """What the run comes to when halos trains it by its own loop."""
-    with open_run(prepare(specification)) as run:
+    with open_run(prepare(specification), order="fixed") as run:
         assert run.run()
         return run.model
 
