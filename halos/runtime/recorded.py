@@ -10,7 +10,6 @@ import torch
 from halos.core.fragments import zeros
 from halos.core.membership import MembershipSettings
 from halos.core.messages import LocalStepsDone, Node, NodeId, RunLocalSteps
-from halos.core.server import Server
 from halos.core.state import TorchState
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.errors import UserError
@@ -54,7 +53,7 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
     for trace in traces:
         _check(prepared, trace)
     facts = [start for trace in traces for start in trace.starts]
-    topology, apart = _topology(prepared, facts), facts[0].apart
+    topology, apart = _topology(prepared, facts), any(start.apart for start in facts)
     plan = RunPlan(
         topology=topology,
         identity=prepared.identity,
@@ -75,20 +74,12 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
         trainers[worker] = made = prepared.trainer()
         return _with_threads(made.run, threads.get(worker))
 
-    def nodes() -> dict[NodeId, Node]:
-        made = plan.nodes()
-        for name in _alone(facts):
-            server = made[name]
-            assert isinstance(server, Server)
-            server.state.pristine = False
-        return made
-
     def fresh(name: NodeId) -> tuple[Node, Trainer | None]:
-        return nodes()[name], trainer(name) if name in trainers else None
+        return plan.nodes()[name], trainer(name) if name in trainers else None
 
     return RecordedRun(
         Replay(
-            nodes(),
+            plan.nodes(),
             {worker.name: trainer(worker.name) for worker in topology.workers},
             traces,
             undo=lambda worker, lease: trainers[worker].undo(lease),
@@ -128,11 +119,6 @@ def _topology(prepared: Prepared, facts: Sequence[RunFacts]) -> Topology:
             if worker not in workers or workers[worker].parent != parent:
                 workers[worker] = WorkerPlace(worker, parent)
     return Topology(tuple(servers.values()), tuple(workers.values()))
-
-
-def _alone(facts: Sequence[RunFacts]) -> list[NodeId]:
-    """Servers with a process of their own: they send children even the model of the beginning."""
-    return [s for start in facts if len(start.servers) == 1 for s in start.servers]
 
 
 def _with_threads(train: Trainer, threads: int | None) -> Trainer:
