@@ -22,6 +22,7 @@ from halos.core.topology import ROOT
 from halos.errors import UserError
 from halos.specification import RunSpecification
 from halos.training.borrowed import BorrowedOptimizer
+from halos.training.constants import warn_of_running_averages
 from halos.training.corpus import Progress
 from halos.training.data import Dataset, SampleOrder, open_dataset
 from halos.training.inner import LocalTrainer
@@ -197,6 +198,7 @@ def replica_of(
 
     Without ``optimizer``, the specification's own AdamW. Raises ``UserError``.
     """
+    warn_of_running_averages(module)
     return Replica(
         module,
         layout_of(module),

@@ -8,13 +8,14 @@ from torch import nn
 
 from halos.core.equations import learning_rate
 from halos.runtime.local import Order, open_run
-from halos.runtime.prepare import Prepared
+from halos.runtime.prepare import Prepared, prepare
 from halos.specification import preset_for
 from halos.training.evaluate import validation_loss
 from halos.training.model import GPT, build_model
-from halos.training.parameters import scatter
+from halos.training.parameters import gather, layout_of, scatter
 
-from .conftest import Prepare
+from .conftest import Prepare, Spec
+from .joined import joined
 
 STEPS, BATCH = 60, 4
 ALONE = [{"name": "us", "workers": 1}]
@@ -72,6 +73,30 @@ def test_one_worker_equals_a_plain_loop(prepared: Prepare, order: Order, local_s
     ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6, msg=name)
         assert (b - c).abs().max() > 1e-3  # the loop did learn
+
+
+def test_a_loop_of_ones_own_equals_a_plain_loop(specification: Spec) -> None:
+    """With torch's own optimizer, through the same exchange."""
+    document = specification(
+        regions=ALONE,
+        sync={"local_steps": 4},
+        training={"local_steps_total": STEPS, "batch_size": BATCH},
+        inner={"device": "cpu", "rewarm_steps": 0},
+    )
+    with joined(document) as ours:
+        model = build_model(ours.prepared.settings, document.run.seed)
+        groups = [
+            {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
+            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        run = ours.join(model, torch.optim.AdamW(groups, betas=(0.9, 0.95)))
+        for tokens, targets in run.batches():
+            loss = model.loss(tokens, targets)
+            loss.backward()
+            run.step(loss)
+    plain = layout_of(wanted := plain_loop(prepare(document)))
+    for one, other in zip(ours.model.tensors, gather(wanted, plain).tensors, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_the_paper_settings_are_not_what_a_single_worker_gets(prepared: Prepare) -> None:
