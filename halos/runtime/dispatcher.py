@@ -6,7 +6,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from halos.core.messages import (
     Effect,
@@ -27,6 +27,7 @@ from halos.core.messages import (
     Told,
 )
 from halos.core.topology import ROOT
+from halos.wire.roundtrip import RoundTrip
 
 Trainer = Callable[[RunLocalSteps], LocalStepsDone]
 
@@ -65,11 +66,15 @@ Observer = Callable[[Step], None]
 class Dispatcher(ABC):
     """Owns the nodes of a run. Subclasses own the clock: ``run`` feeds events until the root ends.
 
-    ``isolate`` hands every receiver a copy of a message's tensors, as a wire would.
+    ``isolate``: what every message goes through on its way; ``None`` hands it over as it is.
     """
 
     def __init__(
-        self, nodes: dict[NodeId, Node], trainers: dict[NodeId, Trainer], *, isolate: bool
+        self,
+        nodes: dict[NodeId, Node],
+        trainers: dict[NodeId, Trainer],
+        *,
+        isolate: RoundTrip | None,
     ) -> None:
         self.nodes = nodes
         self.trainers = trainers
@@ -130,10 +135,10 @@ class Dispatcher(ABC):
             return
         effects = node.handle(event, now=now)
         step = Step(now, name, event, effects, node)
+        for observe in self.observers:  # before anybody hears of it: a trace lacks no cause
+            observe(step)
         for effect in effects:
             self._carry_out(name, effect)
-        for observe in self.observers:
-            observe(step)
 
     def _carry_out(self, name: NodeId, effect: Effect) -> None:
         match effect:
@@ -152,9 +157,8 @@ class Dispatcher(ABC):
     def _send(self, sender: NodeId, to: NodeId, message: Message) -> None:
         if to not in self.nodes or self._is_cut(sender, to):
             return
-        payload = getattr(message, "payload", None)
-        if self.isolate and payload is not None:
-            message = replace(message, payload=payload.copy())
+        if self.isolate is not None:
+            message = self.isolate(message)
         self._post(self._transfer_s(sender, to, message), to, Received(sender, message))
 
     # ------------------------------------------------------------ faults

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import torch
 
@@ -37,11 +37,13 @@ from halos.runtime.losses import LOSSES, Losses
 from halos.runtime.metrics import RunMetrics
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import Prepared
-from halos.runtime.trace import TraceWriter
+from halos.runtime.recorded import facts_of
+from halos.runtime.trace import TraceWriter, open_trace
 from halos.runtime.virtual import VirtualClock
 from halos.store import snapshots
 from halos.training.inner import LocalTrainer
 from halos.training.model import build_model
+from halos.wire.roundtrip import RoundTrip
 
 log = logging.getLogger(__name__)
 
@@ -214,15 +216,9 @@ def open_run(
         stack.callback(run.close)
         run.driver.observers.append(run.metrics)
         if trace is not None:
-            run.driver.observers.append(TraceWriter(stack.enter_context(_opened(trace))))
+            file = stack.enter_context(open_trace(trace))
+            run.driver.observers.append(TraceWriter(file, facts_of(prepared, ALONE)))
         yield run
-
-
-def _opened(trace: Path) -> TextIO:
-    try:
-        return trace.open("a")
-    except OSError as error:
-        raise UserError(f"--trace {trace}: cannot be written to: {error.strerror}") from error
 
 
 def clear(folder: Path, name: str) -> None:
@@ -242,8 +238,8 @@ def _clear(folder: Path, name: str) -> None:
             raise UserError(f"{folder}: holds run {there!r}, not {name!r}; give another directory")
     for snapshot in earlier:
         shutil.rmtree(snapshot)
-    for processes in ("servers", "workers", "logs"):
-        if any((folder / processes).glob(f"**/{STARTS}")) or (earlier and processes == "logs"):
+    for processes in ("servers", "workers"):
+        if any((folder / processes).glob(f"**/{STARTS}")):
             shutil.rmtree(folder / processes)
     (folder / LOSSES).unlink(missing_ok=True)
 
@@ -336,13 +332,15 @@ def _driver(
 ) -> InProcess | VirtualClock:
     train: dict[NodeId, Trainer] = {name: trainer.run for name, trainer in trainers.items()}
     now = saved.manifest["now"] if saved is not None else 0.0
+    wire = prepared.specification.wire
+    isolate = RoundTrip(workers=wire.workers, regions=wire.regions)
     if order == "arrival":
-        return InProcess(nodes, train, now=now)
+        return InProcess(nodes, train, isolate=isolate, now=now)
     return VirtualClock(
         nodes,
         UniformTime(prepared.specification.topology),
         train,
-        isolate=True,
+        isolate=isolate,
         threads=min(os.cpu_count() or 1, len(trainers)),
         undo={name: trainer.undo for name, trainer in trainers.items()},
         now=now,
