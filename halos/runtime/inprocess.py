@@ -23,6 +23,7 @@ from halos.core.messages import (
 )
 from halos.errors import Interrupted
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
+from halos.wire.roundtrip import RoundTrip
 
 
 @dataclass
@@ -49,9 +50,15 @@ class InProcess(Dispatcher):
     """Drives nodes in real time. ``now`` goes on from where a captured run was."""
 
     def __init__(
-        self, nodes: dict[NodeId, Node], trainers: dict[NodeId, Trainer], *, now: float = 0.0
+        self,
+        nodes: dict[NodeId, Node],
+        trainers: dict[NodeId, Trainer],
+        *,
+        isolate: RoundTrip | None = None,
+        now: float = 0.0,
     ) -> None:
-        super().__init__(nodes, trainers, isolate=True)
+        """``isolate``: by default everything travels in fp32."""
+        super().__init__(nodes, trainers, isolate=isolate or RoundTrip())
         self._start = time.monotonic() - now
         self._inbox: SimpleQueue[tuple[NodeId, Event | _RoundDone | _Failed] | None] = SimpleQueue()
         self._compute = {

@@ -55,7 +55,7 @@ class Networked(Dispatcher):
         trainer: Trainer | None = None,
         epoch: int = 0,
     ) -> None:
-        super().__init__(nodes, {main: trainer} if trainer else {}, isolate=False)
+        super().__init__(nodes, {main: trainer} if trainer else {}, isolate=None)
         self.main = main
         self.parent_name = parent_name
         self.parent: ToParent | None = None

@@ -19,6 +19,7 @@ from halos.runtime.prepare import Prepared
 from halos.runtime.replay import Replay
 from halos.runtime.trace import RunFacts, Trace
 from halos.training.inner import LocalTrainer
+from halos.wire.roundtrip import RoundTrip
 
 
 def facts_of(
@@ -67,6 +68,7 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
         ),
         apart=apart,
     )
+    wire = prepared.specification.wire
     threads = {worker: start.threads for start in facts for worker in start.workers}
     trainers: dict[NodeId, LocalTrainer] = {}
 
@@ -82,6 +84,7 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
             plan.nodes(),
             {worker.name: trainer(worker.name) for worker in topology.workers},
             traces,
+            isolate=RoundTrip(workers=wire.workers, regions=wire.regions),
             undo=lambda worker, lease: trainers[worker].undo(lease),
             fresh=fresh,
         ),

@@ -27,6 +27,7 @@ from halos.runtime.mail import Mail, first_difference, text_of
 from halos.runtime.trace import Describer, Trace, TraceLine
 from halos.runtime.virtual import untrained
 from halos.store.encoding import PayloadReader, decoder
+from halos.wire.roundtrip import RoundTrip
 
 Fresh = Callable[[NodeId], tuple[Node, Trainer | None]]
 SHOWN = 300  # characters of a value in an error
@@ -97,12 +98,12 @@ class Replay(Dispatcher):
         trainers: dict[NodeId, Trainer],
         traces: Sequence[Trace],
         *,
-        isolate: bool = True,
+        isolate: RoundTrip | None = None,
         undo: Callable[[NodeId, str], None] | None = None,
         fresh: Fresh | None = None,
     ) -> None:
         """Raises ``UserError`` if the traces tell of a node that is not among ``nodes``."""
-        super().__init__(nodes, trainers, isolate=isolate)
+        super().__init__(nodes, trainers, isolate=isolate or RoundTrip())
         self.undo = undo
         self.fresh = fresh
         self.events = self.rounds = 0

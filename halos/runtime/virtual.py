@@ -20,6 +20,7 @@ from halos.core.tensors import NOTHING
 from halos.errors import Interrupted
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
 from halos.runtime.environment import TimeModel
+from halos.wire.roundtrip import RoundTrip
 
 
 def untrained(job: RunLocalSteps) -> LocalStepsDone:
@@ -58,7 +59,7 @@ class VirtualClock(Dispatcher):
         model: TimeModel,
         trainers: dict[NodeId, Trainer] | None = None,
         *,
-        isolate: bool = False,
+        isolate: RoundTrip | None = None,
         threads: int = 0,
         undo: Mapping[NodeId, Callable[[str], None]] | None = None,
         now: float = 0.0,

@@ -70,7 +70,7 @@ class Run:
             tensors=lambda name: torch_state(START, outer=OUTER[name], parent=name != "root"),
         )
         self.nodes = plan.nodes()
-        driver = VirtualClock(self.nodes, UniformTime(topology), {"w": self.train}, isolate=True)
+        driver = VirtualClock(self.nodes, UniformTime(topology), {"w": self.train})
         driver.observers.append(self.observe)
         driver.start()
         assert driver.run(events=10_000)

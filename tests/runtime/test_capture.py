@@ -20,6 +20,7 @@ from halos.runtime.dispatcher import Step
 from halos.runtime.environment import Environment, EnvironmentModel
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
+from halos.wire.roundtrip import RoundTrip
 
 OUTER = OuterSettings(rate=0.1, momentum=0.5, momentum_delay=2)
 TREE = Topology(
@@ -53,7 +54,9 @@ def trained(job: RunLocalSteps) -> LocalStepsDone:
     return LocalStepsDone(job.lease.id, job.local_steps, job.lease.samples, 1.0, 1.0, 0.0, change)
 
 
-def run_of(in_flight: str, saved: Capture | None = None, *, isolate: bool) -> VirtualClock:
+def run_of(
+    in_flight: str, saved: Capture | None = None, *, isolate: RoundTrip | None
+) -> VirtualClock:
     settings = ServerSettings.model_validate(
         {
             "leasing": LeasingSettings(
@@ -116,9 +119,11 @@ def assert_equal_end(one: VirtualClock, other: VirtualClock) -> None:
             assert all(map(torch.equal, fragments.tensors, parts[name].tensors)), name
 
 
-@pytest.mark.parametrize("isolate", [True, False])
+@pytest.mark.parametrize("isolate", [RoundTrip(), RoundTrip(regions="bf16"), None])
 @pytest.mark.parametrize("in_flight", ["drop", "carry"])
-def test_a_capture_after_any_event_continues_to_the_same_end(in_flight: str, isolate: bool) -> None:
+def test_a_capture_after_any_event_continues_to_the_same_end(
+    in_flight: str, isolate: RoundTrip | None
+) -> None:
     unbroken = run_of(in_flight, isolate=isolate)
     events, after_pushes = 0, []
 
