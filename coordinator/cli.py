@@ -58,8 +58,8 @@ def halos(
 for command in (init, up, train, demo, coordinator, server, worker, status):
     app.command()(command)
 app.command("eval")(evaluate)
-for command in (generate, export, replay, netem):
-    app.command()(command)
+for tool in (generate, export, replay, netem):
+    app.command()(tool)
 app.add_typer(certs.app)
 
 

@@ -172,7 +172,9 @@ def make_certificates(settings: RunSpecification, folder: Path) -> Path:
     if not authority.exists():
         make_authority(authority)
     wanted: dict[str, Role] = {"coordinator": "coordinator", "worker": "worker"}
-    wanted |= {"operator": "operator"} | {r.name: "server" for r in settings.regions}
+    wanted["operator"] = "operator"
+    for region in settings.regions:
+        wanted[region.name] = "server"
     for name, role in wanted.items():
         if not (folder / name).exists():
             issue(authority, folder / name, role, name)

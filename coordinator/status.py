@@ -117,7 +117,7 @@ def run_directory(path: Path) -> Path:
 
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))["run"]
-        return path.parent / table.get("directory", Path("runs", table["name"]))
+        return Path(path.parent, table.get("directory", Path("runs", table["name"])))
     except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             f"{path}: is no specification of a run that can be read ({error})"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from torch import nn
+
 from halos.core.fragments import Fragments, ModelLayout
 from halos.runtime.losses import Losses
 from halos.runtime.status import Point
 from halos.training.data import Dataset
 from halos.training.evaluate import validation_loss
-from halos.training.model import LanguageModel
 from halos.training.parameters import scatter
 
 BATCH = 32  # sequences
@@ -20,7 +21,7 @@ class Evaluator:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: nn.Module,
         layout: ModelLayout,
         dataset: Dataset,
         batches: int,

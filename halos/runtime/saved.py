@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from halos.core.fragments import Fragments, ModelLayout
 from halos.core.topology import ROOT
 from halos.errors import UserError
 from halos.runtime.local import checkpoints
 from halos.specification import RunSpecification
 from halos.store import snapshots
-from halos.training.model import GPT, ModelSettings, build_model
+from halos.training.model import ModelSettings, build_model
 from halos.training.parameters import layout_of, scatter
 
 
@@ -21,7 +23,7 @@ class SavedModel:
     """The root's model as of the newest checkpoint."""
 
     path: Path
-    model: GPT
+    model: nn.Module
     layout: ModelLayout
     settings: ModelSettings
     specification: RunSpecification
@@ -38,7 +40,9 @@ def load_saved(folder: Path) -> SavedModel:
     snapshot = snapshots.newest(checkpoints(folder))
     manifest = snapshot.manifest
     settings = ModelSettings.model_validate(manifest["model"])
-    model = build_model(settings, seed=0)
+    specification = RunSpecification.model_validate(manifest["specification"])
+    # What is not trained follows from the seed, as at the run's start.
+    model = build_model(settings, specification.run.seed)
     layout = layout_of(model)
     theta = manifest["servers"][ROOT]["parts"]["theta"]
     scatter(model, layout, Fragments([snapshot.tensors[key] for key in theta]))
@@ -47,7 +51,7 @@ def load_saved(folder: Path) -> SavedModel:
         model=model.eval(),
         layout=layout,
         settings=settings,
-        specification=RunSpecification.model_validate(manifest["specification"]),
+        specification=specification,
         local_steps=manifest["nodes"][ROOT]["reported"]["local_steps"],
         finished=manifest["finished"],
         counts=_counts(manifest),
