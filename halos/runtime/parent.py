@@ -6,6 +6,7 @@ All of it runs in the event loop's thread, but for what says otherwise.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -53,7 +54,6 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again a
 PATIENCE_S = 3600.0  # a parent that is away for longer is given up
 REMIND_S = 30.0  # between two lines about the same trouble
 GOODBYE_S = 3.0
-POLL_S = 0.01
 
 FINAL = frozenset(
     {
@@ -127,9 +127,10 @@ class ParentLink:
         self.connected = False
         self.greeting: Greeting | None = None
         self._waiting = Waiting(f"the server at {address}")
-        self._channel: grpc.aio.Channel | None = None
+        self._channels: dict[bool, tuple[grpc.aio.Channel, Stub]] = {}  # for bulk, for the rest
         self._outgoing: asyncio.Queue[ChildFrame | None] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
+        self._ended = asyncio.Event()
         self._upload: asyncio.Task[None] | None = None
         self._downloads: dict[type[Message], asyncio.Task[None]] = {}
         self._partial: dict[bytes, Staging] = {}
@@ -170,14 +171,16 @@ class ParentLink:
 
     async def constants(self) -> bytes:
         """The model's frozen parameters and buffers, as the server has them."""
-        blobs = self.stub().call("Constants", None, metadata=self.metadata())
+        blobs = self.stub(bulk=True).call("Constants", None, metadata=self.metadata())
         return b"".join([blob async for blob in blobs])
 
-    def stub(self) -> Stub:
-        if self._channel is None:
-            self._channel = dial(self.address, self.security)
-            self._stub = Stub(self._channel)
-        return self._stub
+    def stub(self, *, bulk: bool = False) -> Stub:
+        """The server's methods. ``bulk``: over a connection of its own, for tensors, behind which
+        no heartbeat has to queue."""
+        if bulk not in self._channels:
+            channel = dial(self.address, self.security)
+            self._channels[bulk] = channel, Stub(channel)
+        return self._channels[bulk][1]
 
     def metadata(self) -> tuple[tuple[str, str | bytes], ...]:
         """What every call carries: the token, and who calls."""
@@ -236,6 +239,7 @@ class ParentLink:
         """Until the stream ends, for whatever reason, which is returned."""
         call = self.stub().open("Talk", metadata=self.metadata())
         ended: Exception = LinkEnded()
+        self._ended.clear()
         self._outgoing = asyncio.Queue()
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -253,6 +257,7 @@ class ParentLink:
         finally:
             self._tasks, self._upload = None, None
             self._downloads.clear()
+            self._ended.set()
             call.cancel()
         return ended
 
@@ -263,18 +268,18 @@ class ParentLink:
 
     async def _reset(self) -> None:
         """A channel that broke is not used again: its back-off would outlast the trouble."""
-        if self._channel is not None:
-            channel, self._channel = self._channel, None
-            await channel.close()
+        channels, self._channels = self._channels, {}
+        for channel, _ in channels.values():
+            await channel.close(None)
 
     async def _say_goodbye(self, goodbye: Message | None) -> None:
         if goodbye is None or not self.connected:
             return
         self._outgoing.put_nowait(Said(Channel.SESSION, goodbye))
         self._outgoing.put_nowait(None)
-        ends = time.monotonic() + GOODBYE_S
-        while self.connected and time.monotonic() < ends:  # the server ends the stream
-            await asyncio.sleep(POLL_S)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._ended.wait()  # the server ends the stream
 
     # ------------------------------------------------------------ to the parent
 
@@ -313,7 +318,7 @@ class ParentLink:
         manifest = self._manifest(payload)
         begin = Begin(header, replace(message, payload=NOTHING), manifest)
         # How long the server lets us wait for our turn is its affair; the stream says if it died.
-        begun = await self.stub().call("Begin", begin, metadata=self.metadata())
+        begun = await self.stub(bulk=True).call("Begin", begin, metadata=self.metadata())
         moved = 0
 
         async def frames() -> AsyncIterator[UploadFrame]:
@@ -325,10 +330,10 @@ class ParentLink:
                 yield chunk
 
         began, limit = time.monotonic(), self.deadlines.of(payload.nbytes)
-        await self.stub().call("Upload", frames(), metadata=self.metadata(), timeout=limit)
+        await self.stub(bulk=True).call("Upload", frames(), metadata=self.metadata(), timeout=limit)
         self.deadlines.took(moved, time.monotonic() - began)
         commit = Commit(begun.transfer)
-        await self.stub().call("Commit", commit, metadata=self.metadata(), timeout=CALL_S)
+        await self.stub(bulk=True).call("Commit", commit, metadata=self.metadata(), timeout=CALL_S)
 
     def _manifest(self, payload: Fragments) -> Any:
         """The same for the same payload, so that a transfer can go on where it was cut off."""
@@ -373,7 +378,7 @@ class ParentLink:
         size = sum(header.elements for header in offer.manifest.fragments) * 4
         began, moved = time.monotonic(), 0
         request = Fetch(offer.transfer, staging.received())
-        stream = self.stub().call(
+        stream = self.stub(bulk=True).call(
             "Download", request, metadata=self.metadata(), timeout=self.deadlines.of(size)
         )
         async for chunk in stream:
