@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 SMALLEST_CHUNK, LARGEST_CHUNK = 4 << 10, 256 << 10
 CHUNK_S = 0.005  # of the rate in one chunk: how finely connections share a lane
-SOCKET_S = 0.01  # of the rate in a socket's buffer: how late the loop may be and lose nothing
+SOCKET_S = 0.02  # of the rate in a socket's buffer: how late the loop may be and lose nothing
 BUFFER_S = 0.1  # of the rate for a receiver that falls behind
 SEGMENT = 1400  # bytes, as on most networks
 UNLIMITED = 500e6  # bytes a second that the queue is made for where there is no rate
