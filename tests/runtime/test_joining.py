@@ -85,12 +85,14 @@ def test_frozen_buffered_scalar_bf16_and_tied_parameters_arrive_as_they_are(
             run.step(loss)
         return parts_of(run.model)
 
-    with whole_run(odd(training={"local_steps_total": 24, "batch_size": 2})) as whole:
+    training = {"local_steps_total": 48, "batch_size": 2}
+    sync = {"local_steps": 2, "accumulation": 2, "in_flight": "carry"}
+    with whole_run(odd(training=training, sync=sync)) as whole:
         first = root_model(whole)
         loops = whole.train(loop, "us", model=own), whole.train(loop, "us"), whole.train(loop, "eu")
         mine, *others = whole.end(*loops)
         last = root_model(whole)
-        assert whole.coordinator.server.state.leasing.ledger.credited.total == 48
+        assert whole.coordinator.server.state.leasing.ledger.credited.total == 96
 
     assert own.head.weight is own.embedding.weight, "tied weights are one after the download"
     for name in ("scale", "gain", "embedding.weight"):
