@@ -86,7 +86,8 @@ def find(loc: Sequence[str | int], settings: type[BaseModel], document: Any) -> 
                 field = step
             else:
                 names.append(step)
-                table = f"[{'.'.join(names)}]"
+                inner = f"[{'.'.join(names)}]"
+                table = f"{table} {step}" if table.startswith("[[") else inner
     return Place(table, field, owner)
 
 

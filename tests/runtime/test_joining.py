@@ -58,7 +58,8 @@ def parts_of(model: nn.Module) -> Parts:
 def root_model(whole: Whole) -> Parts:
     tensors = whole.coordinator.server.tensors
     assert isinstance(tensors, TorchState)
-    return to_state_dict(whole.coordinator.children.layout, tensors.publish())
+    state = to_state_dict(whole.coordinator.children.layout, tensors.publish())
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 @pytest.fixture

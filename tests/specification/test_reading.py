@@ -130,7 +130,7 @@ MISTAKES = {
     "round trip of one region's link": (
         "workers = 1",
         "workers = 1\nlink = { rtt_ms = -1 }",
-        "[regions.link] rtt_ms: -1 is not allowed; give a number of at least 0",
+        '[[regions]] "eu" link rtt_ms: -1 is not allowed; give a number of at least 0',
     ),
     "both lengths": (
         "[run]",
