@@ -108,7 +108,13 @@ class Observer:
         if problem := check_manifest(seen.manifest, self.layout):
             raise UserError(f"{self.link.address}: sends what is not this run's model: {problem}")
         staging = Staging(seen.manifest)
-        async for chunk in self._call("Download", Fetch(seen.transfer), ANSWER_S):
+        stream = self.link.stub(bulk=True).stream(
+            "Download",
+            Fetch(seen.transfer),
+            metadata=self.link.metadata(),
+            timeout=ANSWER_S,
+        )
+        async for chunk in stream:
             staging.add(chunk)
         return staging.take()
 

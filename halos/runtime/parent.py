@@ -46,6 +46,7 @@ from halos.wire.frames import (
 )
 from halos.wire.rpc import Stub
 from halos.wire.security import Security, explain
+from halos.wire.serde import MalformedMessage
 
 log = logging.getLogger(__name__)
 
@@ -164,14 +165,19 @@ class ParentLink:
         await asyncio.sleep(self._waiting.next_s(reason))
 
     async def _say_hello(self) -> Greeting:
-        greeting: Greeting = await self.stub().call(
-            "Hello", self.hello, metadata=self.metadata(), timeout=CALL_S
-        )
+        try:
+            greeting: Greeting = await self.stub().call(
+                "Hello", self.hello, metadata=self.metadata(), timeout=CALL_S
+            )
+        except MalformedMessage as error:
+            raise UserError(
+                f"{self.address}: does not speak this version's wire ({error})"
+            ) from error
         return greeting
 
     async def constants(self) -> bytes:
         """The model's frozen parameters and buffers, as the server has them."""
-        blobs = self.stub(bulk=True).call("Constants", None, metadata=self.metadata())
+        blobs = self.stub(bulk=True).stream("Constants", None, metadata=self.metadata())
         return b"".join([blob async for blob in blobs])
 
     def stub(self, *, bulk: bool = False) -> Stub:
@@ -252,7 +258,7 @@ class ParentLink:
                 async for frame in call:
                     self._take(frame)
                 raise LinkEnded
-        except* (grpc.aio.AioRpcError, LinkEnded) as group:
+        except* (grpc.aio.AioRpcError, LinkEnded, MalformedMessage) as group:
             ended = _first(group)
         finally:
             self._tasks, self._upload = None, None
@@ -378,7 +384,7 @@ class ParentLink:
         size = sum(header.elements for header in offer.manifest.fragments) * 4
         began, moved = time.monotonic(), 0
         request = Fetch(offer.transfer, staging.received())
-        stream = self.stub(bulk=True).call(
+        stream = self.stub(bulk=True).stream(
             "Download", request, metadata=self.metadata(), timeout=self.deadlines.of(size)
         )
         async for chunk in stream:

@@ -89,7 +89,7 @@ class Serving:
         self.security = security
         self.answers = answers
         self.address = ""
-        self._health = health.aio.HealthServicer()
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._sweeping: asyncio.Task[None] | None = None
         behaviours = {
             "Hello": self._unary(self._hello),

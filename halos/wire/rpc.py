@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from halos.wire.serde import METHODS, Method
+from halos.wire.serde import METHODS, MalformedMessage, Method
+
+log = logging.getLogger(__name__)
 
 KEEPALIVE = (
     # Below what gateways cut idle connections at, and permitted by the other end.
@@ -31,18 +34,47 @@ SERVER_OPTIONS = (*KEEPALIVE, ("grpc.so_reuseport", 0))
 
 
 class Stub:
-    """The methods of a server, each under its name: ``await stub.call("Hello", frame)``."""
+    """The methods of a server, each under its name.
+
+    All raise ``grpc.aio.AioRpcError``, and ``MalformedMessage`` for an answer that is none.
+    """
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._calls = {name: _multi_callable(channel, m) for name, m in METHODS.items()}
 
-    def call(self, name: str, request: Any, **options: Any) -> Any:
-        """A call object of ``grpc.aio``. ``request``: a frame, or an iterator of frames."""
-        return self._calls[name](request, **options)
+    async def call(self, name: str, request: Any, **options: Any) -> Any:
+        """The one answer to ``request``: a frame, or an iterator of frames."""
+        return METHODS[name].decode_reply(await self._calls[name](request, **options))
 
-    def open(self, name: str, **options: Any) -> Any:
+    async def stream(self, name: str, request: Any, **options: Any) -> AsyncIterator[Any]:
+        """All answers to one request."""
+        call = self._calls[name](request, **options)
+        try:
+            async for data in call:
+                yield METHODS[name].decode_reply(data)
+        finally:
+            call.cancel()
+
+    def open(self, name: str, **options: Any) -> Conversation:
         """A call whose requests are written one by one."""
-        return self._calls[name](**options)
+        return Conversation(self._calls[name](**options), METHODS[name])
+
+
+class Conversation:
+    """A stream both ways: frames are written, and iterated over."""
+
+    def __init__(self, call: Any, method: Method) -> None:
+        self._call = call
+        self._method = method
+        self.done_writing = call.done_writing
+        self.cancel = call.cancel
+
+    async def write(self, frame: Any) -> None:
+        await self._call.write(frame)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        async for data in self._call:
+            yield self._method.decode_reply(data)
 
 
 def _multi_callable(channel: grpc.aio.Channel, method: Method) -> Any:
@@ -52,27 +84,60 @@ def _multi_callable(channel: grpc.aio.Channel, method: Method) -> Any:
         (True, False): channel.stream_unary,
         (True, True): channel.stream_stream,
     }[method.request_stream, method.response_stream]
-    return make(
-        f"/{method.service}/{method.name}",
-        request_serializer=method.encode_request,
-        response_deserializer=method.decode_reply,
-    )
+    # Answers are decoded above: gRPC would swallow what is wrong with them.
+    path = f"/{method.service}/{method.name}"
+    return make(path, request_serializer=method.encode_request, response_deserializer=None)
 
 
-def generic_handlers(behaviours: dict[str, Callable[..., Any]]) -> list[grpc.GenericRpcHandler]:
-    """Handlers of all services, from one coroutine or async generator a method."""
-    services: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
+def generic_handlers(behaviours: Mapping[str, Callable[..., Any]]) -> list[Any]:
+    """Handlers of all services, from one coroutine or async generator a method.
+
+    Each gets a frame, or an iterator of frames, and the context. The iterator raises
+    ``MalformedMessage``; a single request that is none is answered with INVALID_ARGUMENT.
+    """
+    services: dict[str, dict[str, Any]] = {}
     for name, behaviour in behaviours.items():
         method = METHODS[name]
-        make = {
+        make: Any = {
             (False, False): grpc.unary_unary_rpc_method_handler,
             (False, True): grpc.unary_stream_rpc_method_handler,
             (True, False): grpc.stream_unary_rpc_method_handler,
             (True, True): grpc.stream_stream_rpc_method_handler,
         }[method.request_stream, method.response_stream]
         services.setdefault(method.service, {})[name] = make(
-            behaviour,
-            request_deserializer=method.decode_request,
+            _decoding(method, behaviour),
+            request_deserializer=None,
             response_serializer=method.encode_reply,
         )
     return [grpc.method_handlers_generic_handler(s, h) for s, h in services.items()]
+
+
+def _decoding(method: Method, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """``behaviour`` of frames, as gRPC calls it with bytes."""
+    if method.request_stream:
+
+        async def of_stream(requests: AsyncIterator[bytes], context: Any) -> Any:
+            return await behaviour(_decoded(method, requests), context)
+
+        return of_stream
+
+    async def frame_of(data: bytes, context: Any) -> Any:
+        try:
+            return method.decode_request(data)
+        except MalformedMessage as error:
+            log.warning("refused %s: %s", context.peer(), error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+
+    async def of_one(data: bytes, context: Any) -> Any:
+        return await behaviour(await frame_of(data, context), context)
+
+    async def of_one_to_many(data: bytes, context: Any) -> AsyncIterator[Any]:
+        async for answer in behaviour(await frame_of(data, context), context):
+            yield answer
+
+    return of_one_to_many if method.response_stream else of_one
+
+
+async def _decoded(method: Method, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for data in requests:
+        yield method.decode_request(data)
