@@ -76,11 +76,10 @@ def watch(address: str, certs: Path | None, insecure: bool, as_json: bool) -> No
             steps = f"{found.local_steps:,} local steps"
             print(f"{clock(found.elapsed_s)}  {steps}  {found.loss:.3f} nats a token", flush=True)
 
-    stopping: list[bool] = []
     observer = Observer.of(address, security)
     try:
-        with stopped_by_signals(lambda: stopping.append(True)):
-            observer.follow(tell, lambda: bool(stopping))
+        with stopped_by_signals(observer.stop):
+            observer.follow(tell)
     finally:
         observer.close()
 

@@ -180,12 +180,16 @@ class Children:
                 case Said(channel, message):
                     self._deliver(child.name, channel, message)
                 case Fetched(transfer):
-                    child.offers.pop(transfer, None)
-                    self._at_rest(child)
+                    self.fetched(child, transfer)
                 case Telemetry(status):
                     child.telemetry = json.loads(status)
                 case _:
                     raise Unacceptable(f"{child.name} sent a {type(frame).__name__} out of turn")
+
+    def fetched(self, child: Child, transfer: bytes) -> None:
+        """A child has this transfer: it need not be kept."""
+        child.offers.pop(transfer, None)
+        self._at_rest(child)
 
     def _end(self, child: Child) -> None:
         """The stream is over; an upload that was cut off may go on later."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 
 import grpc
 import grpc.aio
@@ -25,6 +28,8 @@ from halos.wire.chunks import Staging, check_manifest, layout_from
 from halos.wire.frames import Evaluation, Fetch, Hello, Observe, Observed
 from halos.wire.security import Security
 
+T = TypeVar("T")
+
 BATCH = 32  # sequences
 POLL_S = 0.1
 ANSWER_S = 3600.0  # for a new model
@@ -40,6 +45,8 @@ class Observer:
     data: PreparedData
     model: nn.Module
     layout: ModelLayout
+    stopping: threading.Event = field(default_factory=threading.Event)
+    _waiting: Future[Any] | None = None
 
     @classmethod
     def of(cls, address: str, security: Security, progress: Progress | None = None) -> Self:
@@ -56,40 +63,53 @@ class Observer:
             load_constants(model, loop.run(link.constants()))
         return cls(loop, link, specification, data, model, layout_from(greeting.layout))
 
-    def follow(self, told: Callable[[Evaluation], None], stopping: Callable[[], bool]) -> None:
+    def follow(self, told: Callable[[Evaluation], None]) -> None:
         """Evaluate each newest model, no more often than the specification says, to the run's end.
 
-        The last model is always evaluated. The run waits for nothing here.
+        The last model is always evaluated. The run waits for nothing here. Returns early after
+        :meth:`stop`.
         """
-        settings = self.specification.evaluation
         after: int | None = None
-        while not stopping():
-            began = time.monotonic()
-            seen, payload = self.loop.run(self._next(after))
-            if payload is not None and seen.version != after:
-                after = seen.version
-                evaluation = self._evaluate(seen, payload, settings.batches)
-                told(evaluation)
-                self.loop.run(self._report(evaluation))
-            if seen.finished:
-                return
-            self._rest(began + settings.every_s, stopping)
+        with suppress(CancelledError):
+            while not self.stopping.is_set():
+                began = time.monotonic()
+                seen, payload = self._wait_for(self._next(after))
+                if payload is not None and seen.version != after:
+                    after = seen.version
+                    evaluation = self._evaluate(seen, payload)
+                    told(evaluation)
+                    self._wait_for(self._report(evaluation))
+                if seen.finished:
+                    return
+                self._rest(began + self.specification.evaluation.every_s)
 
-    def _rest(self, until: float, stopping: Callable[[], bool]) -> None:
-        while time.monotonic() < until and not stopping():
+    def stop(self) -> None:
+        """Have :meth:`follow` return soon. Safe in a signal handler."""
+        self.stopping.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        self._waiting = waiting = self.loop.submit(work)
+        return waiting.result()
+
+    def _rest(self, until: float) -> None:
+        """In short pieces: who waits for a lock hears no signal."""
+        while time.monotonic() < until and not self.stopping.is_set():
             time.sleep(POLL_S)
 
-    def _evaluate(self, seen: Observed, payload: Fragments, batches: int) -> Evaluation:
+    def _evaluate(self, seen: Observed, payload: Fragments) -> Evaluation:
         assert self.data.dataset is not None
+        samples = BATCH * self.specification.evaluation.batches
         scatter(self.model, self.layout, payload)
-        loss = validation_loss(self.model, self.data.dataset, BATCH, batches * BATCH)
+        loss = validation_loss(self.model, self.data.dataset, BATCH, samples)
         return Evaluation(
             version=seen.version,
             local_steps=seen.local_steps,
             tokens=seen.tokens,
             elapsed_s=seen.elapsed_s,
             loss=loss,
-            samples=batches * BATCH,
+            samples=samples,
         )
 
     async def _next(self, after: int | None) -> tuple[Observed, Fragments | None]:

@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 CALL_S = 30.0  # for a call that moves no tensors
 RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again and again
 PATIENCE_S = 3600.0  # a parent that is away for longer is given up
+LASTING_S = 10.0  # a connection that lives for so long was a good one
 REMIND_S = 30.0  # between two lines about the same trouble
 GOODBYE_S = 3.0
 
@@ -226,19 +227,20 @@ class ParentLink:
         self.loop.run(self._reset())
 
     async def _keep(self, lost: Callable[[], None]) -> None:
+        brief = 0  # connections in a row that did not last
         while True:
+            began = time.monotonic()
             ended = await self._talk()
             self.connected = False
             lost()
             await self._reset()
+            brief = brief + 1 if time.monotonic() < began + LASTING_S else 0
             if isinstance(ended, grpc.aio.AioRpcError):
+                reason = explain(ended, self.address, self.security)
                 if ended.code() in FINAL and ended.code() != grpc.StatusCode.FAILED_PRECONDITION:
-                    raise UserError(explain(ended, self.address, self.security))
-                await asyncio.sleep(
-                    self._waiting.next_s(explain(ended, self.address, self.security))
-                )
-            else:
-                await asyncio.sleep(RETRY_S[0])
+                    raise UserError(reason)
+                log.warning("lost the server at %s: %s", self.address, reason)
+            await asyncio.sleep(RETRY_S[min(brief, len(RETRY_S) - 1)])
             await self.greet()
 
     async def _talk(self) -> Exception:

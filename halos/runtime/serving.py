@@ -194,8 +194,8 @@ class Serving:
         protocol = min(NEWEST_PROTOCOL, hello.newest_protocol)
         if protocol < max(OLDEST_PROTOCOL, hello.oldest_protocol):
             raise Unacceptable(
-                f"it speaks wire protocols {hello.oldest_protocol} to {hello.newest_protocol}, this "
-                f"server {OLDEST_PROTOCOL} to {NEWEST_PROTOCOL}; bring the older of the two up to date"
+                f"it speaks wire protocols {hello.oldest_protocol} to {hello.newest_protocol}, "
+                f"this server {OLDEST_PROTOCOL} to {NEWEST_PROTOCOL}; bring the older up to date"
             )
         role = peer_role(context.auth_context()) if self.security.server_credentials() else None
         if role is not None and not may_open(role, hello.role):
@@ -274,7 +274,7 @@ class Serving:
         async for chunk in self.children.download(child, request):
             yield chunk
         if child.role == "observer":
-            child.offers.clear()
+            self.children.fetched(child, request.transfer)
 
     async def _constants(self, _: None, context: Context) -> AsyncIterator[bytes]:
         blob = self.answers.constants

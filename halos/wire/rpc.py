@@ -25,7 +25,8 @@ KEEPALIVE = (
 CLIENT_OPTIONS = (
     *KEEPALIVE,
     ("grpc.enable_retries", 0),  # repeats are ours: they have to be known for what they are
-    ("grpc.min_reconnect_backoff_ms", 200),
+    # Despite its name also what an attempt to connect may take: several round trips, with TLS.
+    ("grpc.min_reconnect_backoff_ms", 10_000),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
