@@ -36,6 +36,11 @@ class Process:
     def lives(self) -> bool:
         return self.popen.poll() is None
 
+    @property
+    def done(self) -> bool:
+        """Whether it has ended in good order; what ended otherwise is started again."""
+        return self.popen.poll() == ExitCode.DONE
+
     def last_words(self) -> str:
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return "\n".join(lines[-SHOWN_LINES:])
@@ -70,7 +75,7 @@ class Fleet:
             )
 
     def look(self) -> None:
-        """Start again what died. ``UserError`` if one made a mistake, or does so again and again."""
+        """Start again what died. ``UserError`` if one made a mistake, or dies again and again."""
         for process in self.processes.values():
             code = process.popen.poll()
             if code is None or code == ExitCode.DONE:
@@ -94,7 +99,7 @@ class Fleet:
         """Until it holds or ``stop`` does; ``UserError`` if the process fails first."""
         while not condition() and not stop():
             self.look()
-            if process.popen.poll() == ExitCode.DONE:
+            if process.done:
                 return
             time.sleep(POLL_S)
 

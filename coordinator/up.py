@@ -87,7 +87,7 @@ def run_up(
             local.start(lambda: bool(stopping))
         speed = _Speed()
         with RunView(console) as view:
-            while local.coordinator.lives and not stopping:
+            while not local.coordinator.done and not stopping:
                 local.fleet.look()
                 if (seen := local.status()) is not None:
                     view.show(seen, Losses(folder).points)
