@@ -64,7 +64,7 @@ class Up:
     def pid(self, name: str) -> int:
         """Of a process of the run, as it wrote into its own folder."""
         lock = self.place(name) / ".lock"
-        return int(lock.read_text()) if lock.exists() and lock.read_text() else 0
+        return int((lock.read_text() if lock.exists() else "") or 0)
 
     def credited(self) -> int:
         assert self.process.poll() is None, "the run ended too early for this test"
@@ -82,7 +82,7 @@ class Up:
 
     def kill(self, name: str) -> None:
         """kill -9, and wait for another process in its place."""
-        pid = self.pid(name)
+        pid = wait_for(lambda: self.pid(name))
         os.kill(pid, signal.SIGKILL)
         wait_for(lambda: self.is_another(name, pid))
 
@@ -120,7 +120,7 @@ def check_books(folder: Path, result: dict[str, Any], steps: int = STEPS) -> Non
     assert credited == {"starts": [0], "ends": [total], "total": total}
 
 
-@pytest.mark.smoke
+@pytest.mark.slow
 def test_a_worker_a_server_and_the_coordinator_are_killed_one_after_the_other(
     small: Path,
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_worker_a_server_and_the_coordinator_are_killed_one_after_the_other(
 def test_a_server_that_stands_still_for_half_a_minute_holds_up_nobody_else(small: Path) -> None:
     with run_up(small, 4 * STEPS) as up:
         up.goes_on()
-        stopped = up.pid("us")
+        stopped = wait_for(lambda: up.pid("us"))
         os.kill(stopped, signal.SIGSTOP)
         ends = time.monotonic() + 30
         wait_for(lambda: time.monotonic() > ends and up.credited())
@@ -151,6 +151,9 @@ def test_a_server_that_stands_still_for_half_a_minute_holds_up_nobody_else(small
 def test_nothing_is_left_of_a_run_whose_halos_up_was_killed(small: Path) -> None:
     with run_up(small) as up:
         up.goes_on()
-        pids = [up.pid(name) for name in ("coordinator", "us", "eu", "us/0", "us/1", "eu/0")]
+        pids = [
+            wait_for(lambda name=name: up.pid(name))
+            for name in ("coordinator", "us", "eu", "us/0", "us/1", "eu/0")
+        ]
         up.process.kill()
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
