@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from coordinator import certs
+from coordinator import bench, certs
 from coordinator.demo import demo
 from coordinator.evaluate import evaluate
 from coordinator.export import export
@@ -61,6 +61,7 @@ app.command("eval")(evaluate)
 for tool in (generate, export, replay, netem):
     app.command()(tool)
 app.add_typer(certs.app)
+app.add_typer(bench.app)
 
 
 def main() -> None:

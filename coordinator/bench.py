@@ -1,0 +1,111 @@
+"""``halos bench``: how fast the parts are on this machine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.process import AsJson
+
+if TYPE_CHECKING:
+    from halos.runtime.wire_bench import Way
+
+app = typer.Typer(
+    name="bench",
+    no_args_is_help=True,
+    add_completion=False,
+    help="Measure parts of halos on this machine.",
+)
+
+
+@app.callback()
+def bench() -> None:
+    """Measure parts of halos on this machine."""
+
+
+@app.command()
+def wire(
+    parameters: Annotated[
+        int, typer.Option(min=1, help="Of the model that is exchanged, in fp32.")
+    ] = 70_000_000,
+    repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each kind.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Exchange a model over loopback, as a worker and its server do, beside raw TCP.
+
+    There and back, between two processes. MB are of fp32 parameters, whatever the codec.
+
+    Example: halos bench wire --parameters 10000000
+    """
+    console = Console(stderr=as_json)
+    with console.status("Starting"), ways() as chosen:
+        found = []
+        for way in chosen:
+            console.print(f"{way.name}: {repeats} exchanges", highlight=False)
+            found.append(measured(way, parameters, repeats))
+    raw = found[0]["mb_per_s"]
+    for row in found:
+        row["share_of_raw_tcp"] = row["mb_per_s"] / raw
+    if as_json:
+        print(json.dumps({"parameters": parameters, "repeats": repeats, "ways": found}))
+        return
+    console.print(table(parameters, found))
+
+
+def measured(way: Way, parameters: int, repeats: int) -> dict[str, Any]:
+    """Median and spread of the exchanges after a first one, which is not counted."""
+    from halos.runtime.wire_bench import exchange
+
+    with exchange(way, parameters) as once:
+        once()
+        seconds = [once() for _ in range(repeats)]
+    megabytes = 2 * 4 * parameters / 1e6
+    return {
+        "way": way.name,
+        "seconds": statistics.median(seconds),
+        "slowest_s": max(seconds),
+        "fastest_s": min(seconds),
+        "mb_per_s": megabytes / statistics.median(seconds),
+    }
+
+
+@contextmanager
+def ways() -> Iterator[list[Way]]:
+    """Raw TCP first, then gRPC with and without TLS, in each codec."""
+    from halos.runtime.wire_bench import Way
+    from halos.wire.certificates import issue, make_authority
+
+    with tempfile.TemporaryDirectory() as folder:
+        certs = Path(folder)
+        make_authority(certs / "authority")
+        issue(certs / "authority", certs / "coordinator", "coordinator", "coordinator")
+        issue(certs / "authority", certs / "worker", "worker", "worker")
+        yield [
+            Way("raw TCP", None),
+            Way("gRPC, fp32", "fp32"),
+            Way("gRPC, bf16", "bf16"),
+            Way("gRPC with mutual TLS, fp32", "fp32", certs),
+            Way("gRPC with mutual TLS, bf16", "bf16", certs),
+        ]
+
+
+def table(parameters: int, found: list[dict[str, Any]]) -> Table:
+    title = f"{parameters:,} parameters, there and back ({8 * parameters / 1e6:,.0f} MB)"
+    shown = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    shown.add_column("way")
+    for name in ("median s", "fastest", "slowest", "MB/s", "of raw TCP"):
+        shown.add_column(name, justify="right")
+    for row in found:
+        times = (f"{row[name]:.2f}" for name in ("seconds", "fastest_s", "slowest_s"))
+        share = f"{row['share_of_raw_tcp']:.0%}"
+        shown.add_row(row["way"], *times, f"{row['mb_per_s']:,.0f}", share)
+    return shown

@@ -1,0 +1,193 @@
+"""An exchange of a whole model over loopback, as production does it, beside raw TCP.
+
+Two processes: a server with :class:`Children` and :class:`Serving`, and a child with
+:class:`ParentLink`. The child sends an update, the server answers with a model of the same size.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from halos.core.fragments import Fragments, ModelLayout, Parameter
+from halos.core.messages import Assignment, Message, WorkerUpdate
+from halos.core.samples import Lease
+from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
+from halos.runtime.children import Children
+from halos.runtime.loop import LoopThread
+from halos.runtime.parent import ParentLink
+from halos.runtime.serving import Answers, Serving
+from halos.wire.chunks import layout_shape
+from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Greeting, Hello
+from halos.wire.security import Security
+
+PATIENCE_S = 300.0
+BLOCK = 1 << 20
+LEASE = Lease("bench", "bench", 0, ((0, 1),), 0)
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the exchange is made. ``codec`` ``None``: raw TCP, without gRPC."""
+
+    name: str
+    codec: CodecName | None
+    certs: Path | None = None
+    """Folders ``coordinator`` and ``worker``, as ``halos certs issue`` makes them."""
+
+    def security(self, role: str) -> Security:
+        return Security.from_folder(self.certs / role) if self.certs else Security.plain()
+
+
+def layout_of_size(parameters: int) -> ModelLayout:
+    return ModelLayout((Parameter(("weight",), (parameters,), "float32"),))
+
+
+def payload_of(layout: ModelLayout) -> Fragments:
+    """Numbers as an update has them, so that nothing on the way has an easy time."""
+    torch.manual_seed(0)
+    return Fragments([torch.randn(end - start) * 1e-3 for start, end in layout.fragments])
+
+
+@contextmanager
+def exchange(way: Way, parameters: int) -> Iterator[Callable[[], float]]:
+    """A function that makes one exchange, there and back, and returns its seconds."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    target = _serve_tcp if way.codec is None else _serve
+    server = context.Process(target=target, args=(theirs, way, parameters), daemon=True)
+    server.start()
+    try:
+        if not ours.poll(PATIENCE_S):
+            raise TimeoutError("the server of the benchmark did not start")
+        address = ours.recv()
+        child = _tcp_child if way.codec is None else _child
+        with child(way, address, parameters) as once:
+            yield once
+    finally:
+        ours.close()  # the server ends
+        server.join(10)
+        server.kill()
+
+
+@contextmanager
+def _child(way: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
+    assert way.codec is not None
+    loop, payload = LoopThread(), payload_of(layout_of_size(parameters))
+    link = ParentLink(loop, address, way.security("worker"), Hello("worker", "0"))
+    arrived = threading.Event()
+    failures: list[BaseException] = []
+
+    def deliver(_: Channel, message: Message) -> None:
+        if isinstance(message, Assignment):
+            arrived.set()
+
+    def once() -> float:
+        arrived.clear()
+        began = time.perf_counter()
+        update = WorkerUpdate("bench", 1, 0, 1, 1, 1.0, 1.0, 1.0, payload.copy())
+        link.send(Channel.NODE, update)
+        if not arrived.wait(PATIENCE_S):
+            raise TimeoutError(f"{way.name}: no answer; {failures}")
+        return time.perf_counter() - began
+
+    try:
+        loop.run(link.greet())
+        link.start(way.codec, deliver, lambda: None, failures.append)
+        while not link.connected:
+            time.sleep(0.01)
+        yield once
+    finally:
+        link.stop()
+        loop.close()
+
+
+def _serve(pipe: Connection, way: Way, parameters: int) -> None:
+    """Answers each update with a model, until the pipe is closed."""
+    assert way.codec is not None
+    loop, layout = LoopThread(), layout_of_size(parameters)
+    model = payload_of(layout)
+
+    def deliver(child: str, _: Channel, message: Message) -> None:
+        if isinstance(message, WorkerUpdate):
+            answer = Assignment(1, 1, "bench", LEASE, 1, 1, 1, model)
+            children.send(child, Channel.NODE, answer)
+
+    codecs: dict[Any, CodecName] = dict.fromkeys(("worker", "server", "observer"), way.codec)
+    children = Children(loop, layout, deliver, codecs)
+    greeting = Greeting(
+        protocol=NEWEST_PROTOCOL,
+        features=(),
+        run="bench",
+        specification_version=1,
+        specification="{}",
+        layout=layout_shape(layout),
+        datasets=(),
+        server=ROOT,
+        name="",
+    )
+    topology = Topology((ServerPlace(ROOT, None),), (WorkerPlace(f"{ROOT}/0", ROOT),))
+    answers = Answers(greeting, topology, b"", dict)
+    serving = Serving(children, way.security("coordinator"), answers)
+    pipe.send(loop.run(serving.start("127.0.0.1:0")))
+    _until_closed(pipe)
+    loop.run(serving.stop())
+    loop.close()
+
+
+@contextmanager
+def _tcp_child(_: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
+    host, _, port = address.rpartition(":")
+    size, data = 4 * parameters, bytes(BLOCK)
+    into = memoryview(bytearray(BLOCK))
+    with socket.create_connection((host, int(port))) as connection:
+
+        def once() -> float:
+            began = time.perf_counter()
+            _send(connection, size, data)
+            _receive(connection, size, into)
+            return time.perf_counter() - began
+
+        yield once
+
+
+def _serve_tcp(pipe: Connection, _: Way, parameters: int) -> None:
+    size, data, into = 4 * parameters, bytes(BLOCK), memoryview(bytearray(BLOCK))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pipe.send(f"127.0.0.1:{listener.getsockname()[1]}")
+        connection, _ = listener.accept()
+        with connection:
+            while _receive(connection, size, into):
+                _send(connection, size, data)
+
+
+def _send(connection: socket.socket, size: int, data: bytes) -> None:
+    for start in range(0, size, BLOCK):
+        connection.sendall(data[: min(BLOCK, size - start)])
+
+
+def _receive(connection: socket.socket, size: int, into: memoryview) -> bool:
+    """Whether all of it came; ``False`` at the end of the connection."""
+    left = size
+    while left:
+        if not (count := connection.recv_into(into, min(BLOCK, left))):
+            return False
+        left -= count
+    return True
+
+
+def _until_closed(pipe: Connection) -> None:
+    try:
+        pipe.recv()
+    except EOFError:
+        return
