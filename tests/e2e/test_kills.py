@@ -21,7 +21,7 @@ from halos.wire.security import Security
 
 from .conftest import command
 
-PATIENCE_S = 240
+PATIENCE_S = 500
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 SETTINGS = """
 [checkpoint]
@@ -135,7 +135,7 @@ def test_a_worker_a_server_and_the_coordinator_are_killed_one_after_the_other(
 
 @pytest.mark.slow
 def test_a_server_that_stands_still_for_half_a_minute_holds_up_nobody_else(small: Path) -> None:
-    with run_up(small, 4 * STEPS) as up:
+    with run_up(small, 2 * STEPS) as up:
         up.goes_on()
         stopped = wait_for(lambda: up.pid("us"))
         os.kill(stopped, signal.SIGSTOP)
@@ -144,7 +144,7 @@ def test_a_server_that_stands_still_for_half_a_minute_holds_up_nobody_else(small
         os.kill(stopped, signal.SIGCONT)
         up.goes_on()
         result = up.end()
-    check_books(up.folder, result, 4 * STEPS)
+    check_books(up.folder, result, 2 * STEPS)
 
 
 @pytest.mark.slow
