@@ -45,7 +45,7 @@ from halos.wire.frames import (
     UploadFrame,
 )
 from halos.wire.rpc import Stub
-from halos.wire.security import Security, explain
+from halos.wire.security import Security, explain, was_closed, will_not_heal
 from halos.wire.serde import MalformedMessage
 
 log = logging.getLogger(__name__)
@@ -54,19 +54,9 @@ CALL_S = 30.0  # for a call that moves no tensors
 RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again and again
 PATIENCE_S = 3600.0  # a parent that is away for longer is given up
 LASTING_S = 10.0  # a connection that lives for so long was a good one
+CLOSED_TRIES = 10  # in a row that the server closed the connection at once
 REMIND_S = 30.0  # between two lines about the same trouble
 GOODBYE_S = 3.0
-
-FINAL = frozenset(
-    {
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-    }
-)
-"""Statuses that trying again will not change."""
 
 Carries = WorkerUpdate | Push
 
@@ -144,12 +134,13 @@ class ParentLink:
 
     async def greet(self) -> Greeting:
         """Say hello until the server answers. ``UserError`` if it never will, or turns us away."""
-        since = time.monotonic()
+        since, closed = time.monotonic(), 0
         while True:
             try:
                 greeting = await self._say_hello()
             except grpc.aio.AioRpcError as error:
-                if error.code() in FINAL:
+                closed = closed + 1 if was_closed(error) else 0
+                if will_not_heal(error) or closed == CLOSED_TRIES:
                     raise UserError(explain(error, self.address, self.security)) from None
                 await self._pause(error, since)
                 continue
@@ -237,7 +228,7 @@ class ParentLink:
             brief = brief + 1 if time.monotonic() < began + LASTING_S else 0
             if isinstance(ended, grpc.aio.AioRpcError):
                 reason = explain(ended, self.address, self.security)
-                if ended.code() in FINAL and ended.code() != grpc.StatusCode.FAILED_PRECONDITION:
+                if will_not_heal(ended):
                     raise UserError(reason)
                 log.warning("lost the server at %s: %s", self.address, reason)
             await asyncio.sleep(RETRY_S[min(brief, len(RETRY_S) - 1)])

@@ -29,6 +29,8 @@ __all__ = [
     "may_open",
     "peer_role",
     "split_address",
+    "was_closed",
+    "will_not_heal",
 ]
 
 log = logging.getLogger(__name__)
@@ -225,7 +227,7 @@ def explain(error: grpc.aio.AioRpcError, address: str, security: Security) -> st
     code, details = error.code(), " ".join((error.details() or "").split())
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return f"{address}: {_about_token(security)}"
-    if code is grpc.StatusCode.PERMISSION_DENIED:
+    if code in SAID:
         return f"{address}: {details}"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         other = "it speaks plain text" if security.tls else "it wants TLS (--certs)"
@@ -236,6 +238,19 @@ def explain(error: grpc.aio.AioRpcError, address: str, security: Security) -> st
     if "failed to connect" in details:
         return f"{address}: {CLOSED_TLS if security.tls else CLOSED_PLAIN}"
     return f"{address}: {details or 'failed without a reason'} ({code.name})"
+
+
+def will_not_heal(error: grpc.aio.AioRpcError) -> bool:
+    """Whether trying again is in vain: the server turned us away, or both ends can never agree."""
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return any(part in (error.details() or "") for part in MISMATCHES)
+    return error.code() in FINAL
+
+
+def was_closed(error: grpc.aio.AioRpcError) -> bool:
+    """Whether the server closed the connection at once: a mismatch, if it does so every time."""
+    details = error.details() or ""
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not any(r in details for r in REASONS)
 
 
 def _about_token(security: Security) -> str:
@@ -253,6 +268,30 @@ def _about_token(security: Security) -> str:
     )
 
 
+SAID = frozenset(  # statuses whose details are a sentence of our own
+    {
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.ABORTED,
+    }
+)
+FINAL = frozenset(
+    {
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+MISMATCHES = (
+    "WRONG_VERSION_NUMBER",
+    "unable to get local issuer",
+    "signature failure",
+    "certificate has expired",
+    "CERTIFICATE_VERIFY_FAILED",
+    "Failed parsing HTTP/2",
+)
 CLOSED_PLAIN = (
     "the server closed the connection at once: it wants TLS, or is no halos server; give --certs "
     "DIR with certificates of this run, or correct the address"
