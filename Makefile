@@ -82,3 +82,11 @@ endif
 	@rm -f .venv/.installed-*
 	@touch $@
 	@echo "Ready."
+
+# A run over three regions, every process in a container: some minutes, and some more to build the
+# image. Needs docker with its compose plugin, or podman.
+.PHONY: compose
+compose: setup
+	@test -x $(BIN)/podman-compose || command -v podman-compose >/dev/null \
+	    || ! command -v podman >/dev/null || $(UV) install --quiet podman-compose
+	@PATH="$(CURDIR)/$(BIN):$$PATH" deploy/run.sh $(ARGS)

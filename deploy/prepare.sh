@@ -26,7 +26,8 @@ for region in $regions; do
     done
 done
 
-cat >/config/run.toml <<END
+# Under another name until it is whole: the coordinator may be reading it.
+cat >/config/run.toml.new <<END
 [run]
 name = "compose"
 directory = "/runs/compose"
@@ -58,11 +59,12 @@ every_s = $HALOS_EVALUATE_EVERY_S
 batches = 8
 END
 for region in $regions; do
-    cat >>/config/run.toml <<END
+    cat >>/config/run.toml.new <<END
 
 [[regions]]
 name = "$region"
 workers = [1.0, 0.5]
 END
 done
+mv /config/run.toml.new /config/run.toml
 echo "Prepared: certificates, and a run of $HALOS_STEPS local steps of the model $HALOS_MODEL."

@@ -7,7 +7,8 @@
 #   deploy/run.sh down       stop a run in good order, and remove all that it left
 #
 # Ctrl-C stops everyone in good order: workers, servers, coordinator. What they saved stays in
-# volumes, and the same command goes on from there.
+# volumes, and the same command goes on from there. Exit code 0 if the run is over or was stopped
+# so, 1 if something failed.
 #
 #   HALOS_ENGINE             docker or podman; by default the one that works
 #   and every variable of .env
@@ -107,7 +108,9 @@ start() {
 }
 
 follow() {
-    compose logs --follow &
+    local plain=()
+    if [ ! -t 1 ]; then plain=(--no-color); fi
+    compose logs --follow "${plain[@]}" &
     follower=$!
 }
 
@@ -141,7 +144,7 @@ wait_for_end() {
 
 stop_in_order() {
     local kind names
-    for kind in worker- server- coordinator; do
+    for kind in evaluator worker- server- coordinator netem-; do
         mapfile -t names < <(services "$kind")
         if [ ${#names[@]} -gt 0 ]; then compose stop "${names[@]}" >/dev/null 2>&1 || true; fi
     done
@@ -160,7 +163,7 @@ interrupted() {
     say "Stopped. What was saved stays in volumes; the same command goes on from there."
     trap - EXIT
     rm -f "$answer"
-    exit 130
+    exit 0
 }
 
 ended() { # whatever ended this script: nothing goes on running
@@ -176,8 +179,26 @@ ended() { # whatever ended this script: nothing goes on running
     exit "$code"
 }
 
-status() {
-    compose run --rm operator status "$@"
+operator() { # a command of halos that looks on
+    local terminal=()
+    if [ ! -t 0 ] || [ ! -t 1 ]; then terminal=(-T); fi
+    compose --profile tools run --rm "${terminal[@]}" operator "$@"
+}
+
+# What the coordinator told at its end, and the links at theirs.
+summary() {
+    local told region
+    told=$("$engine" logs "$(container coordinator)" 2>/dev/null | tail -n 1)
+    told=${told%%, \"evaluations\"*}
+    number() { sed -n "s/.*\"$1\": \([0-9]*\).*/\1/p" <<<"$told"; }
+    echo
+    echo "trained on   $(number reported_tokens) tokens in $(number local_steps) local steps"
+    echo "credited     $(number credited) of $(number total) samples"
+    echo "delivered    $(number delivered)"
+    for region in $(services netem- | cut -d - -f 2); do
+        echo "link of $region   $("$engine" logs "$(container "netem-$region")" 2>&1 | tail -n 1)"
+    done
+    operator eval /runs/compose --samples 1024
 }
 
 run() {
@@ -188,9 +209,9 @@ run() {
     start
     follow
     wait_for_end
+    stop_in_order
     unfollow
-    say "The run is over."
-    status /config/run.toml
+    summary
     if [ "$keep" = true ]; then remove; else remove --volumes; fi
 }
 
@@ -199,7 +220,7 @@ adapt_podman
 case ${1:-} in
     "") run ;;
     --keep) keep=true && run ;;
-    status) shift && status coordinator:7443 --certs /certs/operator "$@" ;;
+    status) shift && operator status coordinator:7443 --certs /certs/operator "$@" ;;
     down) stop_in_order && remove --volumes ;;
     *) fail "$1: is neither --keep, status nor down" ;;
 esac
