@@ -146,7 +146,7 @@ def _serve(pipe: Connection, way: Way, parameters: int) -> None:
 
 
 @contextmanager
-def _tcp_child(_: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
+def _tcp_child(_way: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
     host, _, port = address.rpartition(":")
     size, data = 4 * parameters, bytes(BLOCK)
     into = memoryview(bytearray(BLOCK))
@@ -161,7 +161,7 @@ def _tcp_child(_: Way, address: str, parameters: int) -> Iterator[Callable[[], f
         yield once
 
 
-def _serve_tcp(pipe: Connection, _: Way, parameters: int) -> None:
+def _serve_tcp(pipe: Connection, _way: Way, parameters: int) -> None:
     size, data, into = 4 * parameters, bytes(BLOCK), memoryview(bytearray(BLOCK))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pipe.send(f"127.0.0.1:{listener.getsockname()[1]}")
