@@ -33,6 +33,7 @@ help:
 	@echo "make demo      train a small model over three regions, in under four minutes"
 	@echo "make test      the tests, in under eight minutes;  make test-all: the slow ones too"
 	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make compose   the same run in containers, with docker or podman"
 	@echo "make protos    generate halos/wire from protos/"
 	@echo "make setup     only what the others do first: .venv with all dependencies"
 	@echo "make clean     remove all that the above made, .venv too; runs/ stays"

@@ -64,16 +64,10 @@ app.add_typer(certs.app)
 app.add_typer(bench.app)
 
 
-def main() -> None:
+def run() -> None:
     """Run a command; a user's mistake is one line on standard error, never a traceback."""
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(ExitCode.USER)
-    except KeyboardInterrupt:
-        sys.exit(ExitCode.INTERRUPTED)
-
-
-if __name__ == "__main__":
-    main()

@@ -66,7 +66,7 @@ class Fleet:
     def _spawn(self, arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
         with log.open("ab") as out:
             return subprocess.Popen(
-                [sys.executable, "-m", "coordinator.cli", *arguments, "--attached"],
+                [sys.executable, "-m", "coordinator", *arguments, "--attached"],
                 stdin=subprocess.PIPE,  # closes when we end, however that happens
                 stdout=out,
                 stderr=out,

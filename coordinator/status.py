@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ def status(
     ] = DEFAULT,
     watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until Ctrl-C.")] = False,
     health: Annotated[
-        bool, typer.Option("--health", help="Only whether that server serves; exit code 0 or 2.")
+        bool, typer.Option("--health", help="Only whether that server serves; exit code 0 or 1.")
     ] = False,
     certs: Certs = None,
     insecure: Insecure = False,
@@ -47,10 +48,13 @@ def status(
     address, security = address_of(run), security_of(certs)
     check_dial(address, security, insecure)
     if health:
-        if not asyncio.run(ask_health(address, security)):
-            raise UserError(f"{address}: does not serve")
-        print("serving")
-        return
+        try:
+            serves = asyncio.run(ask_health(address, security))
+        except UserError as error:
+            print(error, file=sys.stderr)
+            serves = False
+        print("serving" if serves else "not serving")
+        raise typer.Exit(0 if serves else 1)
     show(address, security, watch, as_json)
 
 

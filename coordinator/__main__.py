@@ -1,0 +1,25 @@
+"""Where ``halos`` begins: heedful of signals before anything is imported that takes time."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+
+def leave(number: int, _: object) -> None:
+    """End at once: there is nothing to save yet, and an exception amid an import may get lost."""
+    os._exit(128 + number)
+
+
+def main() -> None:
+    """Run a command. One that has something to save takes the signals over, and saves."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, leave)
+    from coordinator.cli import run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()
