@@ -27,7 +27,7 @@ def test_train_then_evaluate_generate_and_export(halos: Halos, small: Path, tmp_
     events = [json.loads(line) for line in (tmp_path / "trace.jsonl").read_text().splitlines()]
     assert set(events[0]) == {"run"}
     assert {"time", "node", "event", "effects", "version", "staleness"} == set(events[1])
-    updates = [e for e in events if e["event"].get("message", {}).get("type") == "WorkerUpdate"]
+    updates = [e for e in events[1:] if e["event"].get("message", {}).get("type") == "WorkerUpdate"]
     assert sum(e["event"]["message"]["tokens"] for e in updates) == 120 * 16
 
     evaluated = halos("eval", "runs/small", "--json")
