@@ -75,7 +75,7 @@ def ending_of(
     monkeypatch.setattr(cli, "app", app)
     monkeypatch.setattr(sys, "argv", ["halos", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        cli.run()
     return ended.value.code
 
 
@@ -126,4 +126,4 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(cli, "app", fails)
     with pytest.raises(ZeroDivisionError):
-        cli.main()
+        cli.run()
