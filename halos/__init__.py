@@ -5,7 +5,11 @@ The public API is :func:`join` and the :class:`Run` that it returns; see ``halos
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# gRPC reads it when it is first imported. What its core tells below errors, we tell in words.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 if TYPE_CHECKING:
     from halos.joining import join

@@ -17,14 +17,14 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from halos.core.fragments import Fragments
 from halos.core.messages import NodeId
 from halos.core.topology import Topology
 from halos.errors import UserError
 from halos.runtime.children import Child, Children, Unacceptable
+from halos.runtime.handshakes import Handshakes
+from halos.runtime.standard import StandardServices
 from halos.wire.frames import (
     CHUNK_BYTES,
     NEWEST_PROTOCOL,
@@ -44,8 +44,7 @@ from halos.wire.frames import (
     UploadFrame,
 )
 from halos.wire.rpc import SERVER_OPTIONS, generic_handlers
-from halos.wire.security import Security, may_open, peer_role
-from halos.wire.serde import SERVICE_NAMES
+from halos.wire.security import Security
 
 log = logging.getLogger(__name__)
 
@@ -89,8 +88,8 @@ class Serving:
         self.security = security
         self.answers = answers
         self.address = ""
-        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._sweeping: asyncio.Task[None] | None = None
+        self._handshakes = Handshakes()
+        self._tasks: list[asyncio.Task[None]] = []
         behaviours = {
             "Hello": self._unary(self._hello),
             "Talk": self._talk,
@@ -109,10 +108,8 @@ class Serving:
         """Begin to listen. Returns the address, with the port that was chosen if it was 0."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers(tuple(self._handlers))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
-        credentials = self.security.server_credentials()
+        self._standard = StandardServices(self._server, self._handshakes.called)
+        credentials = self.security.server_credentials(self._handshakes.begun)
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(listen)
@@ -121,17 +118,17 @@ class Serving:
         except RuntimeError as error:
             raise UserError(f"--listen {listen}: cannot be listened on; give {CHOSEN}") from error
         await self._server.start()
-        for name in ("", *SERVICE_NAMES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._sweeping = asyncio.create_task(self.children.sweep())
+        await self._standard.serving()
+        watches = (self.children.sweep(), self._handshakes.watch())
+        self._tasks = [asyncio.create_task(watch) for watch in watches]
         self.address = f"{listen.rpartition(':')[0]}:{port}"
         return self.address
 
     async def stop(self) -> None:
         """Refuse new calls, end the streams, and let calls under way have a few seconds."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-        await self._health.enter_graceful_shutdown()
+        for task in self._tasks:
+            task.cancel()
+        await self._standard.leaving()
         stopping = asyncio.ensure_future(self._server.stop(STOP_S))
         for child in self.children.here():
             self.children.hang_up(child.name)
@@ -162,11 +159,13 @@ class Serving:
 
         return method
 
-    async def _admit(self, context: Context) -> None:
-        if not self.security.admits(_metadata(context)):
-            detail = "the join token is missing or is not this run's"
-            log.warning("refused %s: %s", context.peer(), detail)
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, detail)
+    async def _admit(self, context: Context, wanted: str = "observer") -> None:
+        """``wanted`` is what the caller wants to be; whoever is of this run may look at it."""
+        self._handshakes.called(context.peer())
+        refusal = self.security.refusal(_metadata(context), context.auth_context(), wanted)
+        if refusal is not None:
+            log.warning("refused %s: %s", context.peer(), refusal[1])
+            await context.abort(*refusal)
 
     async def _abort(self, context: Context, error: Exception) -> Any:
         match error:
@@ -197,11 +196,7 @@ class Serving:
                 f"it speaks wire protocols {hello.oldest_protocol} to {hello.newest_protocol}, "
                 f"this server {OLDEST_PROTOCOL} to {NEWEST_PROTOCOL}; bring the older up to date"
             )
-        role = peer_role(context.auth_context()) if self.security.server_credentials() else None
-        if role is not None and not may_open(role, hello.role):
-            detail = f"a certificate for the role {role} does not admit a {hello.role}"
-            log.warning("refused %s: %s", context.peer(), detail)
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, detail)
+        await self._admit(context, hello.role)
         if hello.run and hello.run != mine.run:
             raise Unacceptable(f"this is a server of run {mine.run!r}, not of {hello.run!r}")
         name = self._name_for(hello)

@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -94,12 +94,23 @@ class Security:
         """Whether connections are encrypted and both ends known."""
         return bool(self.certificate)
 
-    def server_credentials(self) -> grpc.ServerCredentials | None:
-        """For ``add_secure_port``; None for ``add_insecure_port``. Clients need a certificate."""
+    def server_credentials(
+        self, begun: Callable[[], None] = lambda: None
+    ) -> grpc.ServerCredentials | None:
+        """For ``add_secure_port``; None for ``add_insecure_port``. Clients need a certificate.
+
+        ``begun`` is called, in a thread of gRPC's, whenever somebody connects.
+        """
         if not self.tls:
             return None
         pairs = [(self.key, self.certificate)]
-        return grpc.ssl_server_credentials(pairs, self.authority, require_client_auth=True)
+        shown = grpc.ssl_server_certificate_configuration(pairs, self.authority)
+
+        def asked() -> grpc.ServerCertificateConfiguration:
+            begun()
+            return shown
+
+        return grpc.dynamic_ssl_server_credentials(shown, asked, require_client_authentication=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
         """For ``secure_channel``; None for ``insecure_channel``."""

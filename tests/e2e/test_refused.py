@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from torch import nn
 import halos
 from halos.errors import ExitCode, UserError
 from halos.runtime import server_process
+from halos.runtime.handshakes import CALLS_WITHIN_S, QUIET_S, Handshakes
 from halos.runtime.server_process import ServerProcess
 from halos.specification import RunSpecification, load_specification
 from halos.wire.certificates import issue, make_authority
@@ -23,6 +27,7 @@ from workers.worker import train
 
 from .conftest import command
 
+PATIENCE_S = 200
 pytestmark = pytest.mark.timeout(280)
 
 
@@ -70,17 +75,59 @@ def test_a_wrong_token(
     monkeypatch.setenv("HALOS_TOKEN", "x" * 40)
     with caplog.at_level(logging.WARNING):
         assert "does not know the join token in HALOS_TOKEN" in refused(small_run, certs=worker)
-    assert "the join token is missing or is not this run's" in caplog.text
+    assert "the call does not carry this run's join token" in caplog.text
     assert "x" * 40 not in caplog.text
 
 
+@contextmanager
+def heard(*words: str) -> Iterator[None]:
+    """Leave once a line of the log has these words: what a server notices after a while."""
+    come = threading.Event()
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if all(word in record.getMessage() for word in words):
+                come.set()
+
+    listener, logger = Listener(), logging.getLogger("halos")
+    logger.addHandler(listener)
+    try:
+        yield
+        assert come.wait(PATIENCE_S), f"nothing was logged of {words}"
+    finally:
+        logger.removeHandler(listener)
+
+
 def test_a_certificate_of_another_authority(small_run: Run) -> None:
-    sentence = refused(small_run, certs=small_run.folder("worker", "other"))
+    with heard("refused", "before a call", "another authority"):
+        sentence = refused(small_run, certs=small_run.folder("worker", "other"))
     assert "was issued by another authority than ours" in sentence
 
 
 def test_plain_text_to_a_port_that_wants_tls(small_run: Run) -> None:
     assert "it wants TLS, or is no halos server" in refused(small_run)
+
+
+def test_only_those_who_do_not_call_are_told_of_and_only_now_and_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handshakes = Handshakes()
+    late = time.monotonic() + CALLS_WITHIN_S
+    for peer in ("ipv4:10.0.0.1:50001", "ipv4:10.0.0.1:50002"):
+        handshakes.begun()
+        handshakes.called(peer)
+        handshakes.called(peer)
+    handshakes.look(late)
+    assert not caplog.messages
+    handshakes.begun()
+    handshakes.look(late + 1)
+    assert [m for m in caplog.messages if m.startswith("refused a connection before a call")]
+    for _ in range(3):
+        handshakes.begun()
+        handshakes.look(late + 2)
+    assert len(caplog.messages) == 1
+    handshakes.look(late + 2 + QUIET_S)
+    assert "refused 3 connections before a call" in caplog.messages[1]
 
 
 def test_a_workers_certificate_for_a_server(small_run: Run) -> None:
