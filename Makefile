@@ -31,7 +31,7 @@ TEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 $(ARGS)
 
 help:
 	@echo "make demo      train a small model over three regions, in under four minutes"
-	@echo "make test      the tests, in under eight minutes;  make test-all: the slow ones too"
+	@echo "make test      the tests, in about ten minutes;  make test-all: the slow ones too"
 	@echo "make lint      ruff, mypy, import-linter"
 	@echo "make compose   the same run in containers, with docker or podman"
 	@echo "make protos    generate halos/wire from protos/"
