@@ -7,12 +7,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from coordinator.__main__ import leave
 
 if TYPE_CHECKING:
     from halos.wire.security import Security
@@ -38,6 +40,8 @@ Attached = Annotated[
     bool, typer.Option("--attached", help="End when standard input closes.", hidden=True)
 ]
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 def security_of(certs: Path | None) -> Security:
     """Raises ``UserError`` if the folder is not one that ``halos certs issue`` made."""
@@ -56,22 +60,37 @@ def log_to_stderr() -> None:
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C, SIGTERM or a closed terminal once: stop in good order. Twice: end at once."""
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in signals}
+    """Ctrl-C, SIGTERM or a closed terminal once: stop in good order. Twice: end at once.
 
-    def stop_once(*_: object) -> None:
-        for number in signals:
-            signal.signal(number, before[number])
-        stop()
-
-    for number in signals:
-        signal.signal(number, stop_once)
+    ``stop`` is called in a thread of its own, whatever the main thread waits for or has locked.
+    Signals that are ignored when this begins, as under nohup, stay so.
+    """
+    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    threading.Thread(target=_heed, args=(reading, heeded, stop), daemon=True).start()
+    waker = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    before = {number: signal.signal(number, lambda *_: None) for number in heeded}
     try:
         yield
     finally:
-        for number in signals:
+        for number in heeded:
             signal.signal(number, before[number])
+        signal.set_wakeup_fd(waker)
+        os.close(writing)
+
+
+def _heed(reading: int, heeded: Sequence[int], stop: Callable[[], None]) -> None:
+    """Python writes the number of each signal to the other end."""
+    stopping = False
+    with os.fdopen(reading, "rb", buffering=0) as numbers:
+        while number := numbers.read(1):
+            if number[0] not in heeded:
+                continue
+            if stopping:
+                leave(number[0])
+            stopping = True
+            stop()
 
 
 def end_with_standard_input() -> None:

@@ -31,7 +31,6 @@ from halos.wire.security import Security
 T = TypeVar("T")
 
 BATCH = 32  # sequences
-POLL_S = 0.1
 ANSWER_S = 3600.0  # for a new model
 
 
@@ -84,19 +83,19 @@ class Observer:
                 self._rest(began + self.specification.evaluation.every_s)
 
     def stop(self) -> None:
-        """Have :meth:`follow` return soon. Safe in a signal handler."""
+        """Have :meth:`follow` return soon. Any thread may call this."""
         self.stopping.set()
         if self._waiting is not None:
             self._waiting.cancel()
 
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         self._waiting = waiting = self.loop.submit(work)
+        if self.stopping.is_set():  # before it could be cancelled
+            waiting.cancel()
         return waiting.result()
 
     def _rest(self, until: float) -> None:
-        """In short pieces: who waits for a lock hears no signal."""
-        while time.monotonic() < until and not self.stopping.is_set():
-            time.sleep(POLL_S)
+        self.stopping.wait(max(0.0, until - time.monotonic()))
 
     def _evaluate(self, seen: Observed, payload: Fragments) -> Evaluation:
         assert self.data.dataset is not None

@@ -55,6 +55,7 @@ RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again a
 PATIENCE_S = 3600.0  # a parent that is away for longer is given up
 LASTING_S = 10.0  # a connection that lives for so long was a good one
 CLOSED_TRIES = 10  # in a row that the server closed the connection at once
+TAKEN_TRIES = 30  # in a row that our name is another's; one that died unseen is gone by then
 REMIND_S = 30.0  # between two lines about the same trouble
 GOODBYE_S = 3.0
 
@@ -134,13 +135,14 @@ class ParentLink:
 
     async def greet(self) -> Greeting:
         """Say hello until the server answers. ``UserError`` if it never will, or turns us away."""
-        since, closed = time.monotonic(), 0
+        since, closed, taken = time.monotonic(), 0, 0
         while True:
             try:
                 greeting = await self._say_hello()
             except grpc.aio.AioRpcError as error:
                 closed = closed + 1 if was_closed(error) else 0
-                if will_not_heal(error) or closed == CLOSED_TRIES:
+                taken = taken + 1 if error.code() is grpc.StatusCode.ALREADY_EXISTS else 0
+                if will_not_heal(error) or closed == CLOSED_TRIES or taken == TAKEN_TRIES:
                     raise UserError(explain(error, self.address, self.security)) from None
                 await self._pause(error, since)
                 continue
@@ -154,7 +156,7 @@ class ParentLink:
         reason = explain(error, self.address, self.security)
         if time.monotonic() > since + self.patience_s:
             raise UserError(f"gave up after {self.patience_s:g} s: {reason}")
-        await asyncio.sleep(self._waiting.next_s(reason))
+        await asyncio.sleep(self._waiting.next_s(reason.removeprefix(f"{self.address}: ")))
 
     async def _say_hello(self) -> Greeting:
         try:

@@ -10,10 +10,12 @@ import functools
 import json
 import logging
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -24,6 +26,7 @@ from halos.core.topology import Topology
 from halos.errors import UserError
 from halos.runtime.children import Child, Children, Unacceptable
 from halos.runtime.handshakes import Handshakes
+from halos.runtime.repeats import Repeats
 from halos.runtime.standard import StandardServices
 from halos.wire.frames import (
     CHUNK_BYTES,
@@ -44,7 +47,7 @@ from halos.wire.frames import (
     UploadFrame,
 )
 from halos.wire.rpc import SERVER_OPTIONS, generic_handlers
-from halos.wire.security import Security
+from halos.wire.security import Security, split_address
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +92,7 @@ class Serving:
         self.answers = answers
         self.address = ""
         self._handshakes = Handshakes()
+        self._refusals = Repeats()
         self._tasks: list[asyncio.Task[None]] = []
         behaviours = {
             "Hello": self._unary(self._hello),
@@ -110,6 +114,7 @@ class Serving:
         self._server.add_generic_rpc_handlers(tuple(self._handlers))
         self._standard = StandardServices(self._server, self._handshakes.called)
         credentials = self.security.server_credentials(self._handshakes.begun)
+        check_free(listen)
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(listen)
@@ -164,8 +169,7 @@ class Serving:
         self._handshakes.called(context.peer())
         refusal = self.security.refusal(_metadata(context), context.auth_context(), wanted)
         if refusal is not None:
-            log.warning("refused %s: %s", context.peer(), refusal[1])
-            await context.abort(*refusal)
+            await self._refuse(context, *refusal)
 
     async def _abort(self, context: Context, error: Exception) -> Any:
         match error:
@@ -177,8 +181,14 @@ class Serving:
                 status = grpc.StatusCode.INVALID_ARGUMENT
             case _:
                 status = grpc.StatusCode.DATA_LOSS
-        log.warning("refused %s: %s", context.peer(), error)
-        await context.abort(status, str(error))
+        await self._refuse(context, status, str(error))
+
+    async def _refuse(self, context: Context, status: grpc.StatusCode, detail: str) -> Any:
+        """Say it here too, if it is news: who is refused tends to try again."""
+        peer = unquote(context.peer()).partition(":")[2]
+        if self._refusals.news(f"{peer.rpartition(':')[0]} {detail}"):
+            log.warning("refused %s: %s", peer, detail)
+        await context.abort(status, detail)
 
     def _caller(self, context: Context) -> Child:
         given = dict(_metadata(context))
@@ -233,7 +243,9 @@ class Serving:
 
     def _unless_taken(self, name: NodeId, instance: bytes) -> NodeId:
         if self.children.is_connected(name, instance):
-            raise TakenNameError(f"{name} is here already as another process")
+            raise TakenNameError(
+                f"{name} is here already as another process; stop that one, or take another name"
+            )
         return name
 
     async def _talk(self, frames: AsyncIterator[Any], context: Context) -> None:
@@ -297,6 +309,21 @@ class Serving:
             raise Unacceptable("evaluations are kept by the coordinator; give its address")
         self._caller(context)
         self.answers.evaluated(evaluation)
+
+
+def check_free(listen: str) -> None:
+    """Raise ``UserError`` if nobody can listen there; gRPC does not say why."""
+    host, port = split_address(listen)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+            trial.listen()
+    except OSError as error:
+        raise UserError(
+            f"--listen {listen}: cannot be listened on ({error.strerror}); give {CHOSEN}"
+        ) from error
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
