@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 MAX_INFLIGHT = 4
 SWEEP_S = 5.0
+KEPT_S = 300.0
+"""What a child has sent of an update outlives its connection for so long."""
 
 
 class Unacceptable(Exception):  # noqa: N818  the peer's fault
@@ -65,7 +67,7 @@ class _Upload:
     staging: Staging
 
 
-@dataclass
+@dataclass(eq=False)
 class Child:
     """One child process. ``frames`` is what waits to be written to its stream."""
 
@@ -76,6 +78,7 @@ class Child:
     frames: asyncio.Queue[ParentFrame | None] = field(default_factory=asyncio.Queue)
     connected: bool = False
     expires: float = 0.0  # a name is kept this long for who said hello and does not talk
+    left: float = 0.0  # when its last connection ended
     offers: dict[bytes, tuple[Fragments, Manifest]] = field(default_factory=dict)
     upload: _Upload | None = None
     moves_until: float | None = None  # its exchange is given up then, unless something moves
@@ -167,10 +170,12 @@ class Children:
     ) -> ParentFrame | None:
         """The next frame to write; ``None`` once the child's side of the stream has ended."""
         getting = asyncio.ensure_future(frames.get())
-        await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
-        if getting.done():
-            return getting.result()
-        getting.cancel()
+        try:
+            await asyncio.wait({getting, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+        finally:
+            getting.cancel()
         reading.result()
         return None
 
@@ -194,7 +199,7 @@ class Children:
     def _end(self, child: Child) -> None:
         """The stream is over; an upload that was cut off may go on later."""
         if child.connected:
-            child.connected = False
+            child.connected, child.left = False, time.monotonic()
             child.frames.put_nowait(None)
         child.offers.clear()
         self._at_rest(child)
@@ -244,7 +249,8 @@ class Children:
         for chunk in chunks(payload, manifest, request.received):
             self.sent_bytes += len(chunk.data)
             yield chunk
-            self._moved(child, payload.nbytes)
+            if request.transfer in child.offers:  # else it has told us already that it has it all
+                self._moved(child, payload.nbytes)
 
     # ------------------------------------------------------------ from children
 
@@ -259,7 +265,11 @@ class Children:
             raise Unacceptable(
                 f"the update of {child.name} does not fit the run's model: {problem}"
             )
-        await self.slots.acquire(child.name)
+        await self.slots.acquire(child)
+        if self._known.get(child.name) is not child:  # it started again while this call waited
+            self.slots.release(child)
+            raise Unacceptable(f"{child.name} has another process by now", retry=True)
+        self._forget_oldest()
         upload = child.upload
         if upload is None or upload.manifest != request.manifest:
             upload = _Upload(b"", message, request.manifest, Staging(request.manifest))
@@ -267,6 +277,13 @@ class Children:
         child.upload = upload
         self._moved(child, _size(request.manifest))
         return Begun(upload.transfer, upload.staging.received())
+
+    def _forget_oldest(self) -> None:
+        """Of updates that were cut off keep no more than there are slots."""
+        cut_off = [c for c in self._known.values() if c.upload is not None and not c.connected]
+        cut_off.sort(key=lambda child: child.left)
+        for child in cut_off[: -self.slots.limit]:
+            child.upload = None
 
     async def upload(self, child: Child, frames: AsyncIterator[UploadFrame]) -> Uploaded:
         upload, elements = None, 0
@@ -304,20 +321,24 @@ class Children:
 
     def _at_rest(self, child: Child) -> None:
         child.moves_until = None
-        self.slots.release(child.name)
+        self.slots.release(child)
 
     async def sweep(self) -> None:
         """Give up, now and again, what has not moved for too long."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            now = time.monotonic()
-            for name, child in list(self._known.items()):
-                if child.moves_until is not None and now >= child.moves_until:
-                    log.warning("%s: a transfer stands still; the connection is given up", name)
-                    child.upload = None
-                    self._end(child)
-                if not child.connected and now >= child.expires + 10 * SWEEP_S:
-                    del self._known[name]
+            self._sweep_once(time.monotonic())
+
+    def _sweep_once(self, now: float) -> None:
+        for name, child in list(self._known.items()):
+            if child.moves_until is not None and now >= child.moves_until:
+                log.warning("%s: a transfer stands still; the connection is given up", name)
+                child.upload = None
+                self._end(child)
+            kept = child.left + KEPT_S if child.upload is not None else child.left
+            if not child.connected and now >= max(kept, child.expires + 10 * SWEEP_S):
+                self._end(child)
+                del self._known[name]
 
 
 def _size(manifest: Manifest) -> int:

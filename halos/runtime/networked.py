@@ -18,6 +18,7 @@ from halos.core.messages import (
     Event,
     Finish,
     LinkLost,
+    LocalStepsDone,
     Message,
     Node,
     NodeId,
@@ -53,8 +54,10 @@ class Networked(Dispatcher):
         *,
         parent_name: NodeId | None = None,
         trainer: Trainer | None = None,
+        give_up: Callable[[], None] | None = None,
         epoch: int = 0,
     ) -> None:
+        """``give_up`` has a round that ``trainer`` is amid raise ``Interrupted`` soon."""
         super().__init__(nodes, {main: trainer} if trainer else {}, isolate=None)
         self.main = main
         self.parent_name = parent_name
@@ -65,7 +68,8 @@ class Networked(Dispatcher):
         self._epoch = epoch
         self._began = time.monotonic()
         self._over = threading.Event()
-        self._job: RunLocalSteps | None = None
+        self._job: RunLocalSteps | None = None  # whose result is awaited
+        self._give_up = give_up
         self._compute = ThreadPoolExecutor(1, thread_name_prefix=f"{main} trains")
         beside = {n: node for n, node in nodes.items() if n != main}
         self._main_lane = self._lane(f"{main} decides", {main: nodes[main]})
@@ -184,11 +188,14 @@ class Networked(Dispatcher):
             self._over.set()
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
+        self._abandon(worker)
         self._job = job
         self._compute.submit(self._round, worker, job)
 
     def _abandon(self, worker: NodeId) -> None:
-        self._job = None
+        taken, self._job = self._job, None
+        if taken is not None and self._give_up is not None:
+            self._give_up()
 
     def _round(self, worker: NodeId, job: RunLocalSteps) -> None:
         if self.stopping.is_set() or self._job is not job:
@@ -200,5 +207,14 @@ class Networked(Dispatcher):
         except BaseException as error:  # noqa: BLE001 - raised again by ``run``
             self.fail(error)
             return
+        self._main_lane.call(lambda: self._trained(worker, job, done))
+
+    def _trained(self, worker: NodeId, job: RunLocalSteps, done: LocalStepsDone) -> None:
+        if self._job is not job:
+            return  # its lease was taken away while it was trained
+        self._job = None
         self.busy_s += done.seconds
-        self._post(0.0, worker, done)
+        try:
+            self._handle(worker, done)
+        except BaseException as error:  # noqa: BLE001 - raised again by ``run``
+            self.fail(error)

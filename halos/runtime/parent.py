@@ -255,6 +255,8 @@ class ParentLink:
                 raise LinkEnded
         except* (grpc.aio.AioRpcError, LinkEnded, MalformedMessage) as group:
             ended = _first(group)
+        except* asyncio.InvalidStateError:
+            pass  # it ended while something was written: we learn why, if at all, by trying again
         finally:
             self._tasks, self._upload = None, None
             self._downloads.clear()
