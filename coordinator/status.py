@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from coordinator.process import AsJson, Certs, Insecure, security_of
+from coordinator.process import AsJson, Certs, Insecure, security_of, stopped_by_signals
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from coordinator.view import RunView
+    from halos.runtime.status import Point
     from halos.wire.security import Security
 
 LOOK_S = 1.0
+PATIENCE_S = 60.0  # for a server that was there and is not
 DEFAULT = "127.0.0.1:7443"
 
 
@@ -45,50 +52,99 @@ def status(
     from halos.runtime.control import ask_health
     from halos.wire.security import check_dial
 
-    address, security = address_of(run), security_of(certs)
-    check_dial(address, security, insecure)
+    security = security_of(certs)
+    check_dial(address_of(run), security, insecure)
     if health:
         try:
-            serves = asyncio.run(ask_health(address, security))
+            serves = asyncio.run(ask_health(address_of(run), security))
         except UserError as error:
             print(error, file=sys.stderr)
             serves = False
         print("serving" if serves else "not serving")
         raise typer.Exit(0 if serves else 1)
-    show(address, security, watch, as_json)
+    show(run, security, watch, as_json)
 
 
-def show(address: str, security: Security, watch: bool, as_json: bool) -> None:
-    """Once, or again and again."""
-    from coordinator.view import RunView, overview
+def show(run: str, security: Security, watch: bool, as_json: bool) -> None:
+    """Once, or again and again until the run is over."""
     from halos.runtime.control import status_of_server
-    from halos.runtime.status import Point, status_told
 
     console = Console()
     if not watch:
-        told = status_of_server(address, security)
+        told = status_of_server(address_of(run), security)
         if as_json:
             print(json.dumps(told))
-        elif "total" in told:
-            console.print(overview(status_told(told), _points(told, Point)))
         else:
-            console.print_json(data=told)
+            console.print(picture(console, told), highlight=False)
         return
-    with RunView(console) as view:
-        while True:
-            told = status_of_server(address, security)
+    from coordinator.view import RunView
+
+    stopping = threading.Event()
+    with stopped_by_signals(stopping.set), RunView(console) as view:
+        for told in looks(run, security, stopping):
             if as_json:
                 print(json.dumps(told), flush=True)
             else:
-                view.show(status_told(told), _points(told, Point))
+                put(view, console, told)
+
+
+def looks(run: str, security: Security, stopping: threading.Event) -> Iterator[dict[str, Any]]:
+    """What a server says, every second. One that is started again is waited for.
+
+    Raises ``UserError`` if it does not answer at first, or not again for a minute.
+    """
+    from halos.errors import UserError
+    from halos.runtime.control import status_of_server
+
+    lost: float | None = float("-inf")
+    while not stopping.is_set():
+        try:
+            told = status_of_server(address_of(run), security)
+        except UserError as error:
+            if lost is None:
+                lost = time.monotonic()
+                print(f"{error}; asking again", file=sys.stderr)
+            elif time.monotonic() > lost + PATIENCE_S:
+                raise
+        else:
+            lost = None
+            yield told
             if told.get("finished"):
                 return
-            time.sleep(LOOK_S)
+        stopping.wait(LOOK_S)
 
 
-def _points(told: dict[str, Any], point: Any) -> list[Any]:
+def picture(console: Console, told: dict[str, Any]) -> RenderableType:
+    """Of a whole run, or of one region where its server was asked."""
+    from coordinator.view import overview, server_overview
+    from halos.runtime.status import status_told
+
+    if is_region(told):
+        return server_overview(console, told)
+    return overview(console, status_told(told), points_of(told))
+
+
+def put(view: RunView, console: Console, told: dict[str, Any]) -> None:
+    """The newest picture into ``view``."""
+    from coordinator.view import server_line, server_overview
+    from halos.runtime.status import status_told
+
+    if is_region(told):
+        view.put(lambda: server_overview(console, told), lambda: server_line(told))
+    else:
+        view.show(status_told(told), points_of(told))
+
+
+def is_region(told: dict[str, Any]) -> bool:
+    """Only the coordinator knows of the whole run."""
+    return "link" in told
+
+
+def points_of(told: dict[str, Any]) -> list[Point]:
+    from halos.runtime.status import Point
+
     kept = ("elapsed_s", "local_steps", "tokens", "loss")
-    return [point(**{k: entry[k] for k in kept}) for entry in told["evaluations"]]
+    return [Point(**{k: entry[k] for k in kept}) for entry in told["evaluations"]]
 
 
 def address_of(run: str) -> str:

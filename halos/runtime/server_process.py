@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 CURVE_POINTS = 200  # of the newest evaluations are told
 TELL_S = 1.0  # between two reports of a region to its parent
 LINGER_S = 20.0  # at the end, for children to hear of it
+ASKED_S = 5.0  # who asked for the status so lately looks on, and is to see the end
 EVALUATION_S = 120.0  # at the end, for an observer's last word
 WATCH_S = 0.1
 """Between two looks for a model that an observer waits for."""
@@ -78,6 +79,7 @@ class ServerProcess:
     evaluations: list[Evaluation] = field(default_factory=list)
     on_evaluation: Callable[[Evaluation], None] | None = None
     last_word: bool = False  # of an observer, on the finished model
+    asked_at: float = float("-inf")  # when somebody last asked for the status
 
     @property
     def server(self) -> Server:
@@ -134,6 +136,7 @@ class ServerProcess:
 
     def status(self) -> dict[str, Any]:
         """What people ask for: this process, those below it, and how many there should be."""
+        self.asked_at = time.monotonic()
         workers = Counter(worker.parent for worker in self.specification.topology.workers)
         servers = [server.name for server in self.specification.topology.servers]
         return self.telemetry() | {
@@ -145,8 +148,11 @@ class ServerProcess:
 
     def _linger(self) -> None:
         """Let children hear that the run is over, and an observer say its last word."""
-        ends = time.monotonic() + LINGER_S
-        while self.children.here() and time.monotonic() < ends:
+        over = time.monotonic()
+        while self.children.here() and time.monotonic() < over + LINGER_S:
+            time.sleep(WATCH_S)
+        watched = self.asked_at > over - ASKED_S
+        while watched and self.asked_at < over and time.monotonic() < over + ASKED_S:
             time.sleep(WATCH_S)
         ends = time.monotonic() + EVALUATION_S
         while self.children.observers() and not self.last_word and time.monotonic() < ends:

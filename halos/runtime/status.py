@@ -92,7 +92,7 @@ def status_told(told: Mapping[str, Any]) -> RunStatus:
         tokens_per_s=tokens,
         computing_share=sum(w["busy_s"] for w in workers) / open_s if open_s else None,
         root_version=told["version"],
-        regions=tuple(_told_region(name, expected[name], here.get(name)) for name in expected),
+        regions=tuple(region_told(name, expected[name], here.get(name)) for name in expected),
         refusals=dict(refusals),
         finished=told["finished"],
     )
@@ -106,7 +106,8 @@ def _everybody(told: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from _everybody(child)
 
 
-def _told_region(name: NodeId, expected: int, told: Mapping[str, Any] | None) -> RegionStatus:
+def region_told(name: NodeId, expected: int, told: Mapping[str, Any] | None) -> RegionStatus:
+    """From what a server tells of itself, to whomever; nothing while it is not there."""
     if told is None:
         return RegionStatus(name, 0, 0, 0, False, 0, None, None, 0, expected, connected=False)
     link = told.get("link", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from halos.core.membership import NONE, Membership, membership_of
 from halos.core.server import Server
 from halos.runtime.children import Children
 from halos.runtime.metrics import RunMetrics, ServerMetrics
@@ -38,7 +39,7 @@ def server_telemetry(
         "waiting": len(state.leasing.waiting),
         "queued": children.slots.waiting,
         "refusals": dict(driver.refusals),
-        "children": {c.name: c.telemetry for c in children.here() if c.role != "observer"},
+        "children": {c.name: c.telemetry for c in children.here() if _is_member(driver, c.name)},
     }
     if link is not None:
         told["link"] = {
@@ -58,6 +59,14 @@ def server_telemetry(
         "delivered": ledger.delivered.total,
         "finished": state.finished,
     }
+
+
+def _is_member(driver: Networked, child: str) -> bool:
+    """Whether it was heard of within the heartbeat's timeout: a connection may outlive its peer."""
+    membership = driver.nodes[membership_of(driver.main)]
+    assert isinstance(membership, Membership)
+    member = membership.state.members.get(child)
+    return member is not None and member.fence != NONE
 
 
 def worker_telemetry(
