@@ -277,6 +277,7 @@ def tasks_of(loop: LoopThread) -> set[str]:
     return loop.run(names())
 
 
+@pytest.mark.slow
 def test_two_hundred_updates_broken_off_leave_nothing_behind() -> None:
     echo = Echo(LAYOUT, max_inflight=2)
     address, loop = echo.start(), LoopThread()
