@@ -13,6 +13,7 @@ from coordinator.process import (
     AsJson,
     Attached,
     Certs,
+    Data,
     Insecure,
     end_with_standard_input,
     log_to_stderr,
@@ -36,6 +37,7 @@ def evaluate(
     samples: Annotated[
         int | None, typer.Option(min=1, help="Held-out samples to try; all by default.")
     ] = None,
+    data: Data = None,
     certs: Certs = None,
     insecure: Insecure = False,
     as_json: AsJson = False,
@@ -57,10 +59,12 @@ def evaluate(
     assert follow is not None
     if attached:
         end_with_standard_input()
-    watch(follow, certs, insecure, as_json)
+    watch(follow, data, certs, insecure, as_json)
 
 
-def watch(address: str, certs: Path | None, insecure: bool, as_json: bool) -> None:
+def watch(
+    address: str, data: Path | None, certs: Path | None, insecure: bool, as_json: bool
+) -> None:
     """Evaluate each newest model until the run is over, and report to the coordinator."""
     from halos.runtime.observer import Observer
     from halos.wire.security import check_dial
@@ -76,7 +80,7 @@ def watch(address: str, certs: Path | None, insecure: bool, as_json: bool) -> No
             steps = f"{found.local_steps:,} local steps"
             print(f"{clock(found.elapsed_s)}  {steps}  {found.loss:.3f} nats a token", flush=True)
 
-    observer = Observer.of(address, security)
+    observer = Observer.of(address, security, data)
     try:
         with stopped_by_signals(observer.stop):
             observer.follow(tell)

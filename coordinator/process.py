@@ -32,6 +32,10 @@ Listen = Annotated[
 Join = Annotated[
     str, typer.Option(metavar="HOST:PORT", help="The server to join; it may come later.")
 ]
+Data = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="The folder of the run's token files on this machine."),
+]
 Trace = Annotated[
     Path | None, typer.Option(help="Write every event to this file, one JSON line each.")
 ]

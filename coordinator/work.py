@@ -11,6 +11,7 @@ import typer
 from coordinator.process import (
     Attached,
     Certs,
+    Data,
     Insecure,
     Join,
     Trace,
@@ -33,6 +34,7 @@ def worker(
     device: Annotated[
         str | None, typer.Option(help="auto, cpu or cuda; by default what the run says.")
     ] = None,
+    data: Data = None,
     certs: Certs = None,
     insecure: Insecure = False,
     trace: Trace = None,
@@ -56,6 +58,7 @@ def worker(
         certs=certs,
         insecure=insecure,
         directory=directory,
+        data=data,
         device=device,
         trace=trace,
         progress=_say,

@@ -32,6 +32,7 @@ from halos.runtime.prepare import (
     PreparedData,
     identity_of,
     prepare_data,
+    specification_here,
 )
 from halos.runtime.telemetry import worker_telemetry
 from halos.runtime.trace import RunFacts, TraceWriter, open_trace
@@ -39,7 +40,7 @@ from halos.specification import RunSpecification
 from halos.training.constants import load_constants
 from halos.training.corpus import Progress
 from halos.wire.chunks import layout_from
-from halos.wire.frames import Greeting, Hello
+from halos.wire.frames import Channel, Greeting, Hello
 from halos.wire.security import Security, check_dial
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ def join(
     certs: str | Path | None = None,
     insecure: bool = False,
     directory: str | Path | None = None,
+    data: str | Path | None = None,
     device: str | None = None,
     trace: str | Path | None = None,
     progress: Progress | None = None,
@@ -68,7 +70,8 @@ def join(
     Without ``model`` the run's own is built, on ``device`` (auto, cpu, cuda) if that is given.
     ``region`` is checked against the server's; ``name`` is the worker's within it, by default one
     that is free. ``certs`` is a folder that ``halos certs issue`` made. With ``directory``, the
-    optimizer's state is kept there between two starts. Waits for the server to be there; close
+    optimizer's state is kept there between two starts. ``data`` is the folder of the run's token
+    files here, where that is not the coordinator's. Waits for the server to be there; close
     the run, or use it as a context.
 
     Raises ``UserError``: one sentence on what to put right.
@@ -84,35 +87,55 @@ def join(
             raise UserError(
                 f"region: {address} is the server of {greeting.server!r}, not {region!r}"
             )
-        specification = _specification(greeting, device)
-        data = prepare_data(specification, progress)
+        specification = _specification(greeting, device, None if data is None else Path(data))
+        samples = prepare_data(specification, progress)
         handover = Handover()
         worker = _Worker(loop, link, handover)
-        run = Run.of(handover, specification, data, model, optimizer, worker.close)
-        _adopt(run, loop, link, greeting)
+        run = Run.of(handover, specification, samples, model, optimizer, worker.close)
+        plan = _plan(specification, run.replica.layout, samples.name)
+        if (difference := _difference(run, samples, greeting)) is not None:
+            _knock(link, plan, WorkerPlace(greeting.name, greeting.server))
+            raise UserError(difference)
+        if greeting.layout.constants:
+            load_constants(run.model, loop.run(link.constants()))
         run.name = greeting.name
-        worker.open(run, specification, data, greeting, directory, trace)
+        worker.open(run, specification, plan, greeting, directory, trace)
         stack.pop_all()
         return run
 
 
-def _specification(greeting: Greeting, device: str | None) -> RunSpecification:
+def _specification(greeting: Greeting, device: str | None, data: Path | None) -> RunSpecification:
     """The run's, but for what is this machine's own affair."""
-    specification = RunSpecification.model_validate_json(greeting.specification)
+    specification = specification_here(greeting.specification, data)
     if device is None:
         return specification
     inner = specification.inner.model_copy(update={"device": device})
     return specification.model_copy(update={"inner": inner})
 
 
-def _adopt(run: Run, loop: LoopThread, link: ParentLink, greeting: Greeting) -> None:
-    """Have the model be the run's. ``UserError`` names the first parameter that differs."""
-    theirs = layout_from(greeting.layout)
-    mine = run.replica.layout
-    if (difference := first_difference(mine, theirs)) is not None:
-        raise UserError(f"model: is not that of run {greeting.run!r}: {difference}")
-    if greeting.layout.constants:
-        load_constants(run.model, loop.run(link.constants()))
+def _difference(run: Run, samples: PreparedData, greeting: Greeting) -> str | None:
+    """What of the run is another here, as a sentence; of the model the first such parameter."""
+    difference = first_difference(run.replica.layout, layout_from(greeting.layout))
+    if difference is not None:
+        return f"model: is not that of run {greeting.run!r}: {difference}"
+    theirs = [dataset.identity for dataset in greeting.datasets]
+    if samples.name not in theirs:
+        return (
+            f"[data]: the token files here are not those of run {greeting.run!r}, but "
+            f"{samples.name} for {' or '.join(theirs)}; copy them anew"
+        )
+    return None
+
+
+def _knock(link: ParentLink, plan: RunPlan, place: WorkerPlace) -> None:
+    """Ask to be let in, in vain, so that the server's log tells of it too."""
+    answered = threading.Event()
+    link.start("fp32", lambda *_: answered.set(), answered.set, lambda _: answered.set())
+    session = plan.worker_nodes(place)[session_of(place.name)]
+    assert isinstance(session, Session)
+    link.send(Channel.SESSION, session.join)
+    answered.wait(ACKNOWLEDGED_S)
+    link.stop()
 
 
 @dataclass
@@ -136,7 +159,7 @@ class _Worker:
         self,
         run: Run,
         specification: RunSpecification,
-        data: PreparedData,
+        plan: RunPlan,
         greeting: Greeting,
         directory: str | Path | None,
         trace: str | Path | None,
@@ -151,13 +174,18 @@ class _Worker:
             self._keeping = self._closing.enter_context(kept)
             saved = self._keeping.saved()
         restored = Restored(saved) if saved is not None else None
-        plan = _plan(specification, layout, data.name)
         place = WorkerPlace(name, greeting.server)
         nodes = plan.worker_nodes(place)
         if restored is not None:
             nodes = plan.worker_nodes(place, restored.node_states({name: nodes[name]}))
             run.replica.restore(restored.worker_tensors(name))
-        driver = Networked(name, nodes, parent_name=greeting.server, trainer=self._train)
+        driver = Networked(
+            name,
+            nodes,
+            parent_name=greeting.server,
+            trainer=self._train,
+            give_up=self.handover.give_up,
+        )
         driver.parent = self.link
         if trace is not None:
             file = self._closing.enter_context(open_trace(Path(trace)))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import grpc
@@ -18,7 +19,12 @@ from halos.core.fragments import Fragments, ModelLayout
 from halos.errors import UserError
 from halos.runtime.loop import LoopThread
 from halos.runtime.parent import ParentLink
-from halos.runtime.prepare import PreparedData, prepare_data, prepare_model
+from halos.runtime.prepare import (
+    PreparedData,
+    prepare_data,
+    prepare_model,
+    specification_here,
+)
 from halos.specification import RunSpecification
 from halos.training.constants import load_constants
 from halos.training.corpus import Progress
@@ -48,19 +54,28 @@ class Observer:
     _waiting: Future[Any] | None = None
 
     @classmethod
-    def of(cls, address: str, security: Security, progress: Progress | None = None) -> Self:
-        """Waits for the coordinator to be there. Raises ``UserError``."""
+    def of(
+        cls,
+        address: str,
+        security: Security,
+        data: Path | None = None,
+        progress: Progress | None = None,
+    ) -> Self:
+        """Waits for the coordinator to be there. ``data`` as for ``halos.join``.
+
+        Raises ``UserError``.
+        """
         loop = LoopThread()
         link = ParentLink(loop, address, security, Hello("observer"))
         greeting = loop.run(link.greet())
-        specification = RunSpecification.model_validate_json(greeting.specification)
-        data = prepare_data(specification, progress)
-        if data.dataset is None:
+        specification = specification_here(greeting.specification, data)
+        samples = prepare_data(specification, progress)
+        if samples.dataset is None:
             raise UserError("[data] dataset: has no validation set that halos can read")
         model = prepare_model(specification).module.eval()
         if greeting.layout.constants:
             load_constants(model, loop.run(link.constants()))
-        return cls(loop, link, specification, data, model, layout_from(greeting.layout))
+        return cls(loop, link, specification, samples, model, layout_from(greeting.layout))
 
     def follow(self, told: Callable[[Evaluation], None]) -> None:
         """Evaluate each newest model, no more often than the specification says, to the run's end.

@@ -8,6 +8,7 @@ specification, and the rest it is told.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -143,6 +144,43 @@ def prepare_data(specification: RunSpecification, progress: Progress | None = No
         samples = dataset.samples
     order = SampleOrder(specification.run.seed, samples)
     return PreparedData(name, samples, settings.sequence_length, order, dataset)
+
+
+def specification_here(text: str, data: Path | None = None) -> RunSpecification:
+    """The run's specification as a server sends it, with its token files as this machine has them.
+
+    They are looked for in the folder ``data``, under as much of their path on the coordinator's
+    machine as is found there; without ``data`` under the whole path. Raises ``UserError``.
+    """
+    specification = RunSpecification.model_validate_json(text)
+    settings = specification.data
+    if settings.train is None or settings.validation is None:
+        if data is not None:
+            raise UserError(f"--data {data}: is not needed, for this run has no token files")
+        return specification
+    train = _found(settings.train, "train", data)
+    validation = _found(settings.validation, "validation", data)
+    if train == validation:
+        raise UserError(
+            f"--data {data}: has one file {train} for both {settings.train} and "
+            f"{settings.validation}; keep them in their folders below it"
+        )
+    here = settings.model_copy(update={"train": train, "validation": validation})
+    return specification.model_copy(update={"data": here})
+
+
+def _found(there: Path, field: str, data: Path | None) -> Path:
+    names = there.relative_to(there.anchor).parts
+    beneath = [data.joinpath(*names[start:]) for start in range(len(names))] if data else [there]
+    for path in beneath:
+        if path.is_file():
+            return path.resolve()
+    if data is not None:
+        raise UserError(f"--data {data}: has no file {there.name}, the run's [data] {field}")
+    raise UserError(
+        f"[data] {field}: there is no file {there} on this machine; copy the run's token files "
+        "here, and name their folder with --data (data in halos.join)"
+    )
 
 
 def _check_own(specification: RunSpecification) -> None:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
+
+from halos.core.membership import member_of
+from halos.core.messages import Reject
+from halos.runtime.dispatcher import Step
+
+log = logging.getLogger(__name__)
 
 REMIND_S = 30.0
 KNOWN = 1_000
@@ -24,3 +31,17 @@ class Repeats:
         if len(self._said) > KNOWN:
             del self._said[next(iter(self._said))]
         return True
+
+
+class RefusalLog:
+    """An observer that tells of what a server does not accept from its children."""
+
+    def __init__(self) -> None:
+        self._repeats = Repeats()
+
+    def __call__(self, step: Step) -> None:
+        for effect in step.effects:
+            if isinstance(effect, Reject) and effect.reason != "fenced":
+                line = f"refused {member_of(effect.to)}: {effect.detail}"
+                if self._repeats.news(line):
+                    log.warning("%s", line)

@@ -28,6 +28,7 @@ from halos.runtime.networked import Networked
 from halos.runtime.parent import ParentLink
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import outer_settings, prepare_data, prepare_model, server_settings
+from halos.runtime.repeats import RefusalLog
 from halos.runtime.serving import Answers, Observation, Serving
 from halos.runtime.telemetry import server_telemetry
 from halos.runtime.trace import RunFacts, TraceWriter, open_trace
@@ -238,7 +239,7 @@ def told_by(
         features=(),
         run=specification.run.name,
         specification_version=1,
-        specification=specification.model_dump_json(by_alias=True),
+        specification=_anywhere(specification).model_dump_json(by_alias=True),
         layout=layout_shape(model.layout),
         datasets=(DatasetShape(data.name, samples),),
         server=ROOT,
@@ -250,6 +251,14 @@ def told_by(
         "specification": specification.model_dump(mode="json", by_alias=True),
     }
     return Told(specification, greeting, model.layout, constants, model.start()), about
+
+
+def _anywhere(specification: RunSpecification) -> RunSpecification:
+    """With paths that mean the same in whatever folder another process was started."""
+    data = specification.data
+    paths = {name: getattr(data, name) for name in ("train", "validation")}
+    resolved = {name: path.resolve() for name, path in paths.items() if path is not None}
+    return specification.model_copy(update={"data": data.model_copy(update=resolved)})
 
 
 @contextmanager
@@ -330,7 +339,7 @@ def _open(
         earlier_s=saved.manifest["now"] if saved is not None else 0.0,
     )  # fmt: skip
     driver.children, driver.parent = children, link
-    driver.observers.append(process.metrics)
+    driver.observers += [process.metrics, RefusalLog()]
     if trace is not None:
         file = stack.enter_context(open_trace(trace))
         driver.observers.append(TraceWriter(file, _facts(told, place)))

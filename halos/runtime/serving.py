@@ -256,8 +256,10 @@ class Serving:
                 raise Unacceptable("a stream begins by saying who talks")
             child = self.children.find(first.name, first.instance)
             log.info("%s is connected (%s)", child.name, context.peer())
-            await self.children.talk(child, frames, context.write)
-            log.info("%s has left or lost its connection", child.name)
+            try:
+                await self.children.talk(child, frames, context.write)
+            finally:  # a peer that is killed ends this by a cancellation
+                log.info("%s has left or lost its connection", child.name)
         except (Unacceptable, ValueError) as error:
             await self._abort(context, error)
 
