@@ -20,8 +20,7 @@ def leave(number: int, _: object = None) -> None:
 def main() -> None:
     """Run a command. One that has something to save takes the signals over, and saves."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, leave)
+        signal.signal(number, leave)
     from coordinator.cli import run
 
     run()

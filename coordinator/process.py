@@ -44,8 +44,6 @@ Attached = Annotated[
     bool, typer.Option("--attached", help="End when standard input closes.", hidden=True)
 ]
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
 
 def security_of(certs: Path | None) -> Security:
     """Raises ``UserError`` if the folder is not one that ``halos certs issue`` made."""
@@ -67,9 +65,12 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Ctrl-C, SIGTERM or a closed terminal once: stop in good order. Twice: end at once.
 
     ``stop`` is called in a thread of its own, whatever the main thread waits for or has locked.
-    Signals that are ignored when this begins, as under nohup, stay so.
+    Under nohup a closed terminal is no reason to stop. Whoever sends the others means it, even to
+    a process that a script started in the background, where SIGINT begins as ignored.
     """
-    heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    heeded = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        heeded.append(signal.SIGHUP)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     threading.Thread(target=_heed, args=(reading, heeded, stop), daemon=True).start()
