@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_train_then_evaluate_generate_and_export(halos: Halos, small: Path, tmp_
     assert "there is a run in this directory already" in again.stderr
 
 
+@pytest.fixture
+def heedful() -> Iterator[None]:
+    """Processes started here hear of a closed terminal, even where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heedful")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_saves_and_leaves_and_resume_goes_on(
     halos: Halos, small: Path, tmp_path: Path, number: signal.Signals
