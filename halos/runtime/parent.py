@@ -232,7 +232,7 @@ class ParentLink:
                 reason = explain(ended, self.address, self.security)
                 if will_not_heal(ended):
                     raise UserError(reason)
-                log.warning("lost the server at %s: %s", self.address, reason)
+                log.warning("lost the server at %s", reason)  # which begins with the address
             await asyncio.sleep(RETRY_S[min(brief, len(RETRY_S) - 1)])
             await self.greet()
 

@@ -240,6 +240,8 @@ def explain(error: grpc.aio.AioRpcError, address: str, security: Security) -> st
         return f"{address}: {_about_token(security)}"
     if code in SAID:
         return f"{address}: {details}"
+    if code is grpc.StatusCode.CANCELLED:
+        return f"{address}: the server ended the connection; it is leaving, or is being restarted"
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         other = "it speaks plain text" if security.tls else "it wants TLS (--certs)"
         return f"{address}: no answer in time; the server is down, cannot be reached, or {other}"
