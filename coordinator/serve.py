@@ -97,8 +97,9 @@ def server(
 
 def serve(process: ServerProcess, what: str, as_json: bool) -> None:
     """Until the run is over, or a signal; then save and say so."""
-    log.info("%s: listening on %s", what, process.address)
-    with stopped_by_signals(process.driver.stop):
+    with stopped_by_signals(process.driver.stop):  # before anybody hears that we are here
+        process.keeping.announce(process.address)
+        log.info("%s: listening on %s", what, process.address)
         finished = process.run()
         path = process.save()
     state = "the run is over" if finished else "stopped; the same command goes on from here"

@@ -355,7 +355,6 @@ def _open(
     driver.begin()
     loop.run(process.serving.start(listen))
     stack.callback(lambda: loop.run(process.serving.stop()) if process.serving else None)
-    keeping.announce(process.address)
     if link is not None:
         link.start(wire.regions, driver.from_parent, driver.parent_lost, driver.fail)
     return process
