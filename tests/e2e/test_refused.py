@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import subprocess
 import threading
@@ -11,18 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 from torch import nn
 
 import halos
 from halos.errors import ExitCode, UserError
 from halos.runtime import server_process
+from halos.runtime.control import dial
 from halos.runtime.handshakes import CALLS_WITHIN_S, QUIET_S, Handshakes
 from halos.runtime.server_process import ServerProcess
 from halos.specification import RunSpecification, load_specification
 from halos.wire.certificates import issue, make_authority
+from halos.wire.frames import Hello
 from halos.wire.roles import Role
 from halos.wire.security import Security
+from halos.wire.serde import METHODS
 from workers.worker import train
 
 from .conftest import command
@@ -161,7 +167,6 @@ def test_another_runs_worker(small_run: Run, caplog: pytest.LogCaptureFixture) -
     """As when an address comes to belong to another run while a worker is away."""
     from halos.runtime.loop import LoopThread
     from halos.runtime.parent import ParentLink
-    from halos.wire.frames import Hello
 
     loop, security = LoopThread(), Security.from_folder(small_run.folder("worker"))
     link = ParentLink(loop, small_run.root.address, security, Hello("worker", run="another"))
@@ -178,7 +183,8 @@ def test_another_models_worker_is_told_the_parameter(small_run: Run) -> None:
             super().__init__()
             self.embedding = nn.Embedding(256, 3)
 
-    sentence = refused(small_run, certs=small_run.folder("worker"), model=Other())
+    with heard("refused root/", "the model's parameters differ"):
+        sentence = refused(small_run, certs=small_run.folder("worker"), model=Other())
     assert sentence.startswith("model: is not that of run 'small': parameter embedding.weight")
 
 
@@ -204,6 +210,49 @@ def test_tls_to_a_port_that_speaks_plain_text(small_run: Run, tmp_path: Path) ->
         pytest.raises(UserError, match="the server speaks plain text where we speak TLS"),
     ):
         halos.join(root.address, certs=small_run.folder("worker")).close()
+
+
+def call(run: Run, method: str, message: bytes) -> str:
+    """What a worker is told that sends ``message`` as it is."""
+
+    async def send() -> str:
+        async with dial(run.root.address, security) as channel:
+            path = f"/{METHODS[method].service}/{method}"
+            try:
+                await channel.unary_unary(path)(message, metadata=security.metadata())
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+        raise AssertionError("it was answered")
+
+    security = Security.from_folder(run.folder("worker"))
+    return asyncio.run(send())
+
+
+def test_a_message_that_is_none_is_one_line_and_a_status(
+    small_run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert call(small_run, "Hello", bytes(range(256))).startswith("INVALID_ARGUMENT: ")
+    assert len(caplog.records) == 1 and caplog.messages[0].startswith("refused ipv4:127.0.0.1")
+    assert caplog.records[0].exc_info is None
+
+
+def test_a_protocol_of_the_future(small_run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    hello = Hello("worker", instance=b"x" * 16, oldest_protocol=98, newest_protocol=99)
+    with caplog.at_level(logging.WARNING):
+        answer = call(small_run, "Hello", METHODS["Hello"].encode_request(hello))
+    assert answer.startswith("INVALID_ARGUMENT: it speaks wire protocols 98 to 99")
+    assert len(caplog.records) == 1 and "bring the older up to date" in caplog.messages[0]
+
+
+def test_other_token_files_and_none(small_run: Run, tmp_path: Path) -> None:
+    certs = small_run.folder("worker")
+    assert "has no file train.bin" in refused(small_run, certs=certs, data=tmp_path)
+    (tmp_path / "train.bin").write_bytes(bytes(range(199)) * 40)
+    (tmp_path / "validation.bin").write_bytes(bytes(range(199)) * 4)
+    with heard("refused root/", "data set", "is not the run's"):
+        sentence = refused(small_run, certs=certs, data=tmp_path)
+    assert "the token files here are not those of run 'small'" in sentence
 
 
 def test_zz_the_run_itself_came_to_no_harm(small_run: Run) -> None:
