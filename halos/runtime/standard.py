@@ -32,7 +32,7 @@ class StandardServices:
         await self._health.enter_graceful_shutdown()
 
 
-class _Health(health.aio.HealthServicer):  # type: ignore[misc, name-defined]
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
     def __init__(self, called: Callable[[str], None]) -> None:
         super().__init__()
         self._called = called
@@ -46,7 +46,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[misc, name-defined]
         await super().Watch(request, context)
 
 
-class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc, name-defined]
+class _Reflection(reflection.aio.ReflectionServicer):  # type: ignore[misc]
     def __init__(self, names: tuple[str, ...], called: Callable[[str], None]) -> None:
         super().__init__(names)
         self._called = called
