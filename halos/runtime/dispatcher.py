@@ -157,9 +157,12 @@ class Dispatcher(ABC):
     def _send(self, sender: NodeId, to: NodeId, message: Message) -> None:
         if to not in self.nodes or self._is_cut(sender, to):
             return
-        if self.isolate is not None:
-            message = self.isolate(message)
+        message = self._carried(sender, to, message)
         self._post(self._transfer_s(sender, to, message), to, Received(sender, message))
+
+    def _carried(self, sender: NodeId, to: NodeId, message: Message) -> Message:
+        """The message as it arrives."""
+        return message if self.isolate is None else self.isolate(message)
 
     # ------------------------------------------------------------ faults
 

@@ -29,7 +29,6 @@ from halos.core.topology import ROOT
 from halos.errors import UserError
 from halos.runtime.capture import Capture, Restored, capture
 from halos.runtime.dispatcher import Trainer
-from halos.runtime.environment import UniformTime
 from halos.runtime.evaluation import Evaluator
 from halos.runtime.inprocess import InProcess
 from halos.runtime.keeping import STARTS
@@ -38,6 +37,7 @@ from halos.runtime.metrics import RunMetrics
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import Prepared
 from halos.runtime.recorded import facts_of
+from halos.runtime.timing import UniformTime
 from halos.runtime.trace import TraceWriter, open_trace
 from halos.runtime.virtual import VirtualClock
 from halos.store import snapshots

@@ -19,7 +19,7 @@ from halos.core.messages import (
 from halos.core.tensors import NOTHING
 from halos.errors import Interrupted
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds, Trainer
-from halos.runtime.environment import TimeModel
+from halos.runtime.timing import TimeModel
 from halos.wire.roundtrip import RoundTrip
 
 
@@ -42,6 +42,7 @@ class _Round:
 
     sequence: int
     lease: str
+    seconds: float
     future: Future[LocalStepsDone] | None
 
 
@@ -130,7 +131,9 @@ class VirtualClock(Dispatcher):
         heapq.heapify(self._heap)
         for entry in pending:
             if isinstance(entry.event, RoundEnds):
-                self._submit(entry.sequence, entry.node, entry.event.job)
+                job = entry.event.job
+                seconds = self.model.compute_s(entry.node, job.local_steps, self._now)
+                self._submit(entry.sequence, entry.node, job, seconds)
             elif isinstance(entry.event, DeadlineReached):
                 self._deadlines[entry.node] = entry.time
 
@@ -140,21 +143,21 @@ class VirtualClock(Dispatcher):
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
         self._undo_round(worker)
-        self._post(self.model.compute_s(worker, job.local_steps), worker, RoundEnds(job))
-        self._submit(self.sequence, worker, job)
+        seconds = self.model.compute_s(worker, job.local_steps, self._now)
+        self._post(seconds, worker, RoundEnds(job))
+        self._submit(self.sequence, worker, job, seconds)
 
-    def _submit(self, sequence: int, worker: NodeId, job: RunLocalSteps) -> None:
+    def _submit(self, sequence: int, worker: NodeId, job: RunLocalSteps, seconds: float) -> None:
         future = None
         if self._pool is not None and worker in self.trainers:
             future = self._pool.submit(self.trainers[worker], job)
-        self._rounds[worker] = _Round(sequence, job.lease.id, future)
+        self._rounds[worker] = _Round(sequence, job.lease.id, seconds, future)
 
     def _result(self, worker: NodeId, job: RunLocalSteps) -> LocalStepsDone:
         future = self._rounds[worker].future
         done = future.result() if future else self.trainers.get(worker, untrained)(job)
-        del self._rounds[worker]
         # Time is modelled here, and two runs of the same seed have the same trace.
-        return replace(done, seconds=self.model.compute_s(worker, job.local_steps))
+        return replace(done, seconds=self._rounds.pop(worker).seconds)
 
     def _undo_round(self, worker: NodeId) -> None:
         """A round that is taken away never was, however far its computation has come."""

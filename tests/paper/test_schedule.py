@@ -10,7 +10,7 @@ import pytest
 from halos.core.adaptation import local_steps_for
 from halos.core.equations import learning_rate, learning_rate_iteration
 from halos.core.messages import Assignment, MemberLost
-from halos.runtime.environment import Environment
+from halos.simulation.environment import Environment
 from tests.core.builders import (
     finished,
     give_samples,

@@ -14,8 +14,8 @@ from halos.core.samples import Block, Report
 from halos.core.server import Server, ServerSettings
 from halos.core.topology import ServerPlace, Topology, WorkerPlace
 from halos.runtime.dispatcher import Step
-from halos.runtime.environment import UniformTime
 from halos.runtime.plan import RunPlan
+from halos.runtime.timing import UniformTime
 from halos.runtime.virtual import VirtualClock
 from tests.core.builders import (
     found,

@@ -17,9 +17,9 @@ from halos.core.state import TorchState
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.runtime.capture import Capture, Restored, capture
 from halos.runtime.dispatcher import Step
-from halos.runtime.environment import Environment, EnvironmentModel
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
+from halos.simulation.environment import Environment, EnvironmentModel
 from halos.wire.roundtrip import RoundTrip
 
 OUTER = OuterSettings(rate=0.1, momentum=0.5, momentum_delay=2)

@@ -25,7 +25,6 @@ from halos.core.state import TorchState
 from halos.core.tensors import NullState
 from halos.errors import UserError
 from halos.runtime.dispatcher import RoundEnds, Step
-from halos.runtime.environment import Environment
 from halos.runtime.local import ALONE, LocalRun, Order, open_run
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import Prepared
@@ -33,6 +32,7 @@ from halos.runtime.recorded import RecordedRun, facts_of, recorded_run
 from halos.runtime.replay import Replay, ReplayDiffers, Replayed
 from halos.runtime.trace import TraceWriter, parse_trace
 from halos.runtime.virtual import VirtualClock
+from halos.simulation.environment import Environment
 from halos.store.encoding import TensorTable, encoder
 from halos.training.inner import LocalTrainer
 

@@ -20,9 +20,9 @@ from halos.core.server import ServerSettings
 from halos.core.tensors import NullState
 from halos.core.topology import ROOT, Topology
 from halos.runtime.dispatcher import Step
-from halos.runtime.environment import Environment
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
+from halos.simulation.environment import Environment
 
 Happening = tuple[str, float, int, int]  # kind, milliseconds, region or worker, n
 Leased = tuple[int, int, int, int]  # worker, first sample, end sample, samples issued before

@@ -21,10 +21,10 @@ from halos.core.messages import LocalStepsDone, RunLocalSteps
 from halos.core.server import ServerSettings
 from halos.core.state import TorchState
 from halos.core.topology import ROOT
-from halos.runtime.environment import Environment
 from halos.runtime.plan import RunPlan
 from halos.runtime.trace import TraceWriter
 from halos.runtime.virtual import VirtualClock
+from halos.simulation.environment import Environment
 
 SAMPLES = 12_000
 

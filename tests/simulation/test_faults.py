@@ -13,8 +13,8 @@ from halos.core.server import Server, ServerSettings
 from halos.core.tensors import NullState
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.runtime.dispatcher import Step
-from halos.runtime.environment import UniformTime
 from halos.runtime.plan import RunPlan
+from halos.runtime.timing import UniformTime
 from halos.runtime.virtual import VirtualClock
 
 SAMPLES = 3_000

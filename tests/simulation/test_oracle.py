@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from halos.core.topology import Topology
-from halos.runtime.environment import Environment
+from halos.simulation.environment import Environment
 from tests.simulation.facts import Facts, production
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parent / "data/paper-4x4.json").read_text())

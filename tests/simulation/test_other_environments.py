@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halos.runtime.environment import Environment, EnvironmentRegion
+from halos.simulation.environment import Environment, EnvironmentRegion
 from tests.simulation.facts import Facts, production
 from tests.simulation.reference import World, simulate
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
 from halos.core.messages import Message, NodeId
 from halos.core.settings import Settings
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
-
-TIE_BREAK_S = 1e-9  # a worker's round ends this much later for each worker before it
+from halos.runtime.timing import UniformTime
 
 
 class EnvironmentRegion(Settings):
@@ -63,7 +62,7 @@ class Environment(Settings):
     @classmethod
     def load(cls, name_or_path: str) -> Environment:
         """A named environment that ships with halos, or the path of a TOML file."""
-        shipped = resources.files("halos.runtime") / "environments" / f"{name_or_path}.toml"
+        shipped = resources.files("halos.simulation") / "environments" / f"{name_or_path}.toml"
         text = shipped.read_text() if shipped.is_file() else Path(name_or_path).read_text()
         return cls.model_validate(tomllib.loads(text))
 
@@ -85,29 +84,6 @@ class Environment(Settings):
 
     def model_of(self, topology: Topology) -> EnvironmentModel:
         return EnvironmentModel(self, topology)
-
-
-class TimeModel(Protocol):
-    """How long things take on the virtual clock, in seconds."""
-
-    def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float: ...
-
-    def compute_s(self, worker: NodeId, local_steps: int) -> float: ...
-
-
-class UniformTime:
-    """Messages take no time; a local step takes ``step_s`` on the fastest worker."""
-
-    def __init__(self, topology: Topology, *, step_s: float = 1e-3) -> None:
-        fastest = max(w.speed for w in topology.workers)
-        self._step_s = {w.name: step_s / (w.speed / fastest) for w in topology.workers}
-        self._tie_s = {w.name: i * TIE_BREAK_S for i, w in enumerate(topology.workers)}
-
-    def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
-        return 0.0
-
-    def compute_s(self, worker: NodeId, local_steps: int) -> float:
-        return self._step_s[worker] * local_steps + self._tie_s[worker]
 
 
 class EnvironmentModel(UniformTime):

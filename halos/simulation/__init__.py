@@ -1,0 +1,1 @@
+"""Runs as they would go: the production core in modelled time, beside rival methods."""
