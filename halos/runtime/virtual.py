@@ -83,11 +83,15 @@ class VirtualClock(Dispatcher):
     def run(self, *, until: float | None = None, events: int | None = None) -> bool:
         """Handle events until the root finishes, a limit is reached or :meth:`stop` is called.
 
-        Returns whether the run is over; ``False`` also when nothing is left to happen.
+        When all that was to happen by ``until`` has happened, it is that time. Returns whether the
+        run is over; ``False`` also when nothing is left to happen.
         """
         handled = 0
         while not self.finished and self._heap and not self.stopping.is_set():
-            if (until is not None and self._heap[0][0] > until) or handled == events:
+            if until is not None and self._heap[0][0] > until:
+                self._now = max(self._now, until)
+                break
+            if handled == events:
                 break
             self.step()
             handled += 1
