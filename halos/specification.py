@@ -104,7 +104,7 @@ class SyncTable(Settings):
 
     model_config = ConfigDict(serialize_by_alias=True)
 
-    preset: Literal["paper", "single"] | None = None
+    preset: Literal["fast", "paper", "single"] | None = None
     local_steps: int | None = Field(default=None, ge=1)
     accumulation: int | None = Field(default=None, ge=1)
     merge_weight: float | None = Field(default=None, gt=0, le=1)
@@ -129,6 +129,14 @@ PRESETS: Mapping[str, ResolvedSync] = {
     "paper": ResolvedSync(
         local_steps=8,
         accumulation=32,
+        merge_weight=0.25,
+        in_flight="drop",
+        local=OuterSettings(rate=0.2, momentum=0.9, momentum_delay=16),
+        root=OuterSettings(rate=0.15, momentum=0.5, momentum_delay=2),
+    ),
+    "fast": ResolvedSync(
+        local_steps=8,
+        accumulation=4,
         merge_weight=0.25,
         in_flight="drop",
         local=OuterSettings(rate=0.2, momentum=0.9, momentum_delay=16),

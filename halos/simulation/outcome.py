@@ -68,7 +68,8 @@ class Outcome:
     def from_json(cls, given: dict[str, Any]) -> Outcome:
         points = tuple(Point(**point) for point in given["points"])
         lanes = {
-            worker: tuple(Span(**span) for span in spans) for worker, spans in given["lanes"].items()
+            worker: tuple(Span(**span) for span in spans)
+            for worker, spans in given["lanes"].items()
         }
         return cls(**{**given, "points": points, "lanes": lanes})
 

@@ -1,0 +1,195 @@
+"""Which methods can be simulated, and what each is set to.
+
+A method is written as a name, and what differs from its settings after colons:
+``halos:k=4:up=int4``. Those that meet through servers run on the production core; what they are
+compared with is short, and shares the inner loop, the data and the equations.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from halos.core.equations import OuterSettings
+from halos.core.settings import Settings
+from halos.errors import UserError
+from halos.reading import Place, remedy
+from halos.simulation.links import LinkCodec
+from halos.specification import PRESETS, ResolvedSync
+
+
+class Servers(Settings):
+    """Workers that meet at parameter servers, through the production core.
+
+    ``h``, ``k``, ``alpha`` are the paper's H, K and merge weight; ``local_*`` is the outer
+    optimizer of the regions, the other that of the root, both as quoted. ``up`` and ``down`` are
+    the codecs of the wide-area links. Without ``tree`` all workers are attached to the root.
+    ``correction``: what is done about staleness, see ``corrections.py``.
+    """
+
+    h: int = Field(default=8, ge=1)
+    k: int = Field(default=32, ge=1)
+    alpha: float = Field(default=0.25, gt=0, le=1)
+    in_flight: Literal["drop", "carry"] = "drop"
+    local_rate: float = Field(default=0.2, gt=0)
+    local_momentum: float = Field(default=0.9, ge=0, lt=1)
+    local_delay: int = Field(default=16, ge=1)
+    local_share: float = Field(default=0.0, ge=0, le=1)
+    rate: float = Field(default=0.15, gt=0)
+    momentum: float = Field(default=0.5, ge=0, lt=1)
+    delay: int = Field(default=2, ge=1)
+    share: float = Field(default=0.0, ge=0, le=1)
+    up: LinkCodec = "fp32"
+    down: LinkCodec = "fp32"
+    tree: bool = True
+    correction: Literal["none", "momentum", "delay"] = "none"
+
+    @classmethod
+    def of(cls, sync: ResolvedSync) -> Servers:
+        """As a preset of the specification has it."""
+        return cls(
+            h=sync.local_steps,
+            k=sync.accumulation,
+            alpha=sync.merge_weight,
+            in_flight=sync.in_flight,
+            local_rate=sync.local.rate,
+            local_momentum=sync.local.momentum,
+            local_delay=sync.local.momentum_delay,
+            local_share=sync.local.momentum_share,
+            rate=sync.root.rate,
+            momentum=sync.root.momentum,
+            delay=sync.root.momentum_delay,
+            share=sync.root.momentum_share,
+        )
+
+    @property
+    def local(self) -> OuterSettings:
+        return OuterSettings(
+            rate=self.local_rate,
+            momentum=self.local_momentum,
+            momentum_delay=self.local_delay,
+            momentum_share=self.local_share,
+        )
+
+    @property
+    def root(self) -> OuterSettings:
+        return OuterSettings(
+            rate=self.rate,
+            momentum=self.momentum,
+            momentum_delay=self.delay,
+            momentum_share=self.share,
+        )
+
+
+class DiLoCo(Settings):
+    """Everybody trains ``h`` steps and waits for the slowest; then one outer step (2311.08105).
+
+    ``dynamic``: a slower worker trains fewer steps, so that all are ready at about the same time
+    (dynamic local updates, 2401.09135).
+    """
+
+    h: int = Field(default=32, ge=1)
+    rate: float = Field(default=0.7, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    dynamic: bool = False
+
+    @property
+    def outer(self) -> OuterSettings:
+        return OuterSettings(rate=self.rate, momentum=self.momentum)
+
+
+class DataParallel(Settings):
+    """Everybody computes a gradient on samples of his own; their mean is one step for all."""
+
+
+class Quorum(Settings):
+    """Merges what a quorum of workers has finished, weighted by tokens (2604.21428).
+
+    Once ``quorum`` of all workers wait, those who are expected within ``grace`` of the time that
+    the quorum took are waited for as well.
+    """
+
+    h: int = Field(default=32, ge=1)
+    quorum: float = Field(default=0.5, gt=0, le=1)
+    grace: float = Field(default=0.25, ge=0)
+    rate: float = Field(default=0.7, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+
+    @property
+    def outer(self) -> OuterSettings:
+        return OuterSettings(rate=self.rate, momentum=self.momentum)
+
+
+MethodSettings = Servers | DiLoCo | DataParallel | Quorum
+
+
+@dataclass(frozen=True)
+class Method:
+    """``name`` is the text that the method was asked for with."""
+
+    name: str
+    settings: MethodSettings
+
+
+def _async(**given: object) -> Servers:
+    """All workers at one server, as asynchronous local SGD has it (2401.09135)."""
+    return Servers.model_validate({"tree": False, "h": 32, **given})
+
+
+NAMED: Mapping[str, tuple[MethodSettings, str]] = {
+    "fast": (
+        Servers.of(PRESETS["fast"]).model_copy(update={"up": "int4", "down": "int8"}),
+        "HALoS with the preset fast and compressed links",
+    ),
+    "paper": (Servers.of(PRESETS["paper"]), "HALoS with the settings of its paper"),
+    "halos": (Servers.of(PRESETS["paper"]), "the same, to be varied: halos:k=4:up=int4:down=int8"),
+    "async-local-sgd": (
+        _async(rate=0.7 / 16, momentum=0.9, delay=16),
+        "every worker's change applied at once, at one server",
+    ),
+    "diloco": (DiLoCo(), "local steps for all alike, then one step together"),
+    "diloco-dynamic": (DiLoCo(dynamic=True), "fewer local steps for the slower"),
+    "data-parallel": (DataParallel(), "one step together after every gradient"),
+    "decoupled-diloco": (Quorum(), "a quorum's changes merged by tokens, after a window of grace"),
+    "heloco": (
+        _async(rate=0.7 / 16, momentum=0.9, delay=16, correction="momentum"),
+        "stale changes corrected against the outer momentum, at one server",
+    ),
+    "loscar": (
+        Servers.of(PRESETS["paper"]).model_copy(
+            update={"k": 8, "local_momentum": 0.0, "in_flight": "carry", "correction": "delay"}
+        ),
+        "HALoS whose regions add what they did meanwhile to the root's model",
+    ),
+}
+METHODS: Mapping[str, str] = {name: about for name, (_, about) in NAMED.items()}
+
+
+def method_of(text: str) -> Method:
+    """The method that ``text`` asks for. Raises ``UserError``."""
+    name, *given = text.strip().split(":")
+    if name not in NAMED:
+        close = difflib.get_close_matches(name, NAMED, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(NAMED)}"
+        raise UserError(f"method {name}: there is no such method; {hint}")
+    base = NAMED[name][0]
+    values: dict[str, str] = {}
+    for part in given:
+        field, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(
+                f'method {text}: "{part}" sets nothing; give it as {field or "k"}=VALUE'
+            )
+        values[field] = value
+    try:
+        settings = type(base).model_validate({**base.model_dump(), **values})
+    except ValidationError as error:
+        details = error.errors()[0]
+        field = str(details["loc"][0])
+        right = remedy(details, Place("", field, type(base)))
+        raise UserError(f"method {text}: {field}: {right}") from error
+    return Method(text.strip(), settings)

@@ -1,0 +1,161 @@
+"""Methods whose workers meet at parameter servers: the production core on the virtual clock."""
+
+from __future__ import annotations
+
+import os
+
+from halos.core.fragments import Fragments
+from halos.core.leasing import LeasingSettings
+from halos.core.membership import Identity, MembershipSettings
+from halos.core.messages import Message, Node, NodeId, Push, Received, WorkerUpdate
+from halos.core.server import Server, ServerSettings
+from halos.core.tensors import NullState, TensorState
+from halos.core.topology import ROOT
+from halos.runtime.dispatcher import Step
+from halos.runtime.plan import RunPlan
+from halos.runtime.virtual import VirtualClock
+from halos.simulation.corrections import STATES
+from halos.simulation.environment import EnvironmentModel
+from halos.simulation.links import CompressedLinks, ratio
+from halos.simulation.methods import Servers
+from halos.simulation.outcome import Outcome
+from halos.simulation.recording import Recorder
+from halos.simulation.world import World
+
+EVENTS_A_TICK = 256
+
+
+class SimulatedClock(VirtualClock):
+    """Modelled time, and links that change what crosses them."""
+
+    links: CompressedLinks | None = None
+
+    def _carried(self, sender: NodeId, to: NodeId, message: Message) -> Message:
+        return message if self.links is None else self.links(sender, to, message)
+
+
+class ServersRun:
+    """One run of the core in an environment."""
+
+    def __init__(self, world: World, settings: Servers) -> None:
+        self.world, self.settings = world, settings
+        environment = world.experiment.environment
+        self.topology = environment.tree() if settings.tree else environment.star()
+        self.model = EnvironmentModel(
+            environment,
+            self.topology,
+            up_ratio=ratio(settings.up),
+            down_ratio=ratio(settings.down),
+        )
+        self.plan = self._plan()
+        laboratory = world.laboratory
+        self.trainers = {
+            worker.name: laboratory.trainer() for worker in self.topology.workers if laboratory
+        }
+        self.clock = self._clock()
+        workers = [worker.name for worker in self.topology.workers]
+        self.recorder = Recorder(workers, self.model.size_bytes, world.experiment.window_s)
+        self.clock.observers += [self.recorder, self._measure]
+
+    def run(self) -> Outcome:
+        """To the end, to the hours asked for, or until the world is stopped."""
+        experiment, clock = self.world.experiment, self.clock
+        until = experiment.until_s
+        clock.start()
+        while not clock.finished and not self.world.stopped:
+            before = clock.sequence
+            clock.run(until=until, events=EVENTS_A_TICK)
+            self.world.progress(clock.now, self.root.state.reported.local_steps)
+            if (until is not None and clock.now >= until) or clock.sequence == before:
+                break
+        clock.close()
+        return self._outcome()
+
+    @property
+    def root(self) -> Server:
+        root = self.clock.nodes[ROOT]
+        assert isinstance(root, Server)
+        return root
+
+    def _plan(self) -> RunPlan:
+        experiment = self.world.experiment
+        settings = ServerSettings(
+            leasing=LeasingSettings(
+                batch_size=experiment.batch_size,
+                local_steps=self.settings.h,
+                local_steps_of=self.topology.local_steps(self.settings.h),
+                # Without latency asking takes no time; with it nobody is to wait for an answer.
+                lease_block=None if experiment.environment.latency_ms else 0,
+            ),
+            accumulation=self.settings.k,
+            merge_weight=self.settings.alpha,
+            in_flight=self.settings.in_flight,
+            stop_after_local_steps=experiment.local_steps,
+        )
+        return RunPlan(
+            topology=self.topology,
+            identity=Identity(run="simulated", model="model", datasets=("text",)),
+            membership=MembershipSettings(heartbeat_interval_s=0),
+            samples={"text": None},
+            server_settings=lambda _: settings,
+            tensors=self._tensors,
+        )
+
+    def _tensors(self, server: NodeId) -> TensorState:
+        laboratory, settings = self.world.laboratory, self.settings
+        if laboratory is None:
+            return NullState()
+        outer = settings.root if server == ROOT else settings.local
+        state = STATES[settings.correction]
+        return state.start(laboratory.start, outer, has_parent=server != ROOT)
+
+    def _clock(self) -> SimulatedClock:
+        nodes: dict[NodeId, Node] = self.plan.nodes()
+        threads = min(os.cpu_count() or 1, self.world.experiment.threads)
+        clock = SimulatedClock(
+            nodes,
+            self.model,
+            {name: trainer.run for name, trainer in self.trainers.items()},
+            threads=threads if threads > 1 else 0,
+            undo={name: trainer.undo for name, trainer in self.trainers.items()},
+        )
+        laboratory = self.world.laboratory
+        compressed = {self.settings.up, self.settings.down} != {"fp32"}
+        if laboratory is not None and compressed:
+            clock.links = CompressedLinks(self.settings.up, self.settings.down, laboratory.start)
+        for trainer in self.trainers.values():
+            trainer.stop = self.world.stop
+        return clock
+
+    def _measure(self, step: Step) -> None:
+        laboratory = self.world.laboratory
+        if laboratory is None or step.node != ROOT or not isinstance(step.event, Received):
+            return
+        if isinstance(step.event.message, Push | WorkerUpdate):
+            reported = self.root.state.reported
+            laboratory.measure_if_due(
+                self._theta(), step.time, reported.local_steps, reported.tokens
+            )
+
+    def _theta(self) -> Fragments:
+        theta = self.root.tensors.publish()
+        assert isinstance(theta, Fragments)
+        return theta
+
+    def _outcome(self) -> Outcome:
+        now, reported = self.clock.now, self.root.state.reported
+        ledger = self.root.state.leasing.ledger
+        laboratory = self.world.laboratory
+        return self.world.outcome(
+            finished=self.clock.finished or self.world.experiment.until_s == now,
+            elapsed_s=now,
+            local_steps=reported.local_steps,
+            tokens=reported.tokens,
+            model=self._theta() if laboratory is not None else None,
+            utilization=self.recorder.utilization(now),
+            wide_area_bytes=self.recorder.wide_area_bytes,
+            delivered=ledger.delivered.total / max(1, ledger.credited.total),
+            mean_staleness=self.recorder.mean_staleness,
+            max_staleness=self.recorder.max_staleness,
+            lanes=self.recorder.lanes(now),
+        )
