@@ -1,0 +1,71 @@
+"""A run's own specification as an environment and a method."""
+
+from __future__ import annotations
+
+import pytest
+
+from halos.errors import UserError
+from halos.simulation.environment import EnvironmentModel
+from halos.simulation.methods import Servers
+from halos.simulation.own_run import environment_of_run, method_of_run
+from halos.specification import RunSpecification
+
+
+def specification(**sections: object) -> RunSpecification:
+    given = {
+        "run": {"name": "mine"},
+        "regions": [
+            {"name": "us", "workers": [1.0, 0.5]},
+            {"name": "eu", "workers": [0.8], "link": {"rate_mbps": 10.0}},
+        ],
+        "link": {"rate_mbps": 100.0, "rtt_ms": 80.0},
+        **sections,
+    }
+    return RunSpecification.model_validate(given)
+
+
+def test_links_and_workers_are_those_of_the_specification() -> None:
+    run = specification()
+    environment = environment_of_run(run, step_ms=20)
+    topology = environment.tree()
+    assert [(w.name, w.speed) for w in topology.workers] == [
+        ("us/0", 1.0),
+        ("us/1", 0.5),
+        ("eu/0", 0.8),
+    ]
+    assert environment.bandwidth_gbps is not None
+    root, us, eu = environment.bandwidth_gbps
+    assert root[1:] == (0.1, 0.01)
+    assert (us[0], eu[0], us[2]) == (0.1, 0.01, 0.01)
+    assert environment.latency_ms == 40
+    assert environment.model_bytes == 4 * 123_200
+    assert EnvironmentModel(environment, topology).compute_s("us/1", 4, 0.0) == pytest.approx(0.16)
+
+
+def test_the_method_is_that_of_the_specification() -> None:
+    run = specification(sync={"accumulation": 3}, wire={"regions": "bf16"})
+    settings = method_of_run(run).settings
+    assert isinstance(settings, Servers)
+    assert (settings.k, settings.up, settings.down) == (3, "bf16", "bf16")
+    assert settings.local == run.resolved_sync.local
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"root": {"workers": 1}}, "[root] workers: cannot be simulated yet"),
+        (
+            {
+                "regions": [
+                    {"name": "eu", "workers": 1},
+                    {"name": "rack", "workers": 1, "parent": "eu"},
+                ]
+            },
+            '[[regions]] "rack" parent: cannot be simulated yet',
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_said(sections: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        environment_of_run(specification(**sections), step_ms=20)
+    assert str(caught.value).startswith(said)
