@@ -53,8 +53,13 @@ class TensorState(Protocol):
         """``base - theta``: all that changed since the last merge. Remembers theta at the cut."""
         ...
 
-    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
-        """Merge the parent's model in and set the new base (see ``equations.merge``)."""
+    def blend(
+        self, model: Payload, *, merge_weight: float, carry: bool, corrected: bool = False
+    ) -> None:
+        """Merge the parent's model in and set the new base.
+
+        See ``equations.merge``, or ``equations.corrected_merge`` if ``corrected``.
+        """
         ...
 
     def adopt(self, model: Payload) -> None:
@@ -90,7 +95,9 @@ class NullState:
     def cut(self) -> Payload:
         return NOTHING
 
-    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
+    def blend(
+        self, model: Payload, *, merge_weight: float, carry: bool, corrected: bool = False
+    ) -> None:
         pass
 
     def adopt(self, model: Payload) -> None:

@@ -28,7 +28,7 @@ class Servers(Settings):
     ``h``, ``k``, ``alpha`` are the paper's H, K and merge weight; ``local_*`` is the outer
     optimizer of the regions, the other that of the root, both as quoted. ``up`` and ``down`` are
     the codecs of the wide-area links. Without ``tree`` all workers are attached to the root.
-    ``correction``: what is done about staleness, see ``corrections.py``.
+    ``momentum_correction``: see ``corrections.py``.
     """
 
     h: int = Field(default=8, ge=1)
@@ -46,7 +46,8 @@ class Servers(Settings):
     up: LinkCodec = "fp32"
     down: LinkCodec = "fp32"
     tree: bool = True
-    correction: Literal["none", "momentum", "delay"] = "none"
+    delay_correction: bool = False
+    momentum_correction: bool = False
 
     @classmethod
     def of(cls, sync: ResolvedSync) -> Servers:
@@ -56,6 +57,7 @@ class Servers(Settings):
             k=sync.accumulation,
             alpha=sync.merge_weight,
             in_flight=sync.in_flight,
+            delay_correction=sync.delay_correction,
             local_rate=sync.local.rate,
             local_momentum=sync.local.momentum,
             local_delay=sync.local.momentum_delay,
@@ -156,12 +158,18 @@ NAMED: Mapping[str, tuple[MethodSettings, str]] = {
     "data-parallel": (DataParallel(), "one step together after every gradient"),
     "decoupled-diloco": (Quorum(), "a quorum's changes merged by tokens, after a window of grace"),
     "heloco": (
-        _async(rate=0.7 / 16, momentum=0.9, delay=16, correction="momentum"),
+        _async(rate=0.7 / 16, momentum=0.9, delay=16, momentum_correction=True),
         "stale changes corrected against the outer momentum, at one server",
     ),
     "loscar": (
         Servers.of(PRESETS["paper"]).model_copy(
-            update={"k": 8, "local_momentum": 0.0, "in_flight": "carry", "correction": "delay"}
+            update={
+                "k": 8,
+                "alpha": 1.0,
+                "in_flight": "carry",
+                "delay_correction": True,
+                "local_momentum": 0.0,
+            }
         ),
         "HALoS whose regions add what they did meanwhile to the root's model",
     ),

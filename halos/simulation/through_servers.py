@@ -9,12 +9,13 @@ from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity, MembershipSettings
 from halos.core.messages import Message, Node, NodeId, Push, Received, WorkerUpdate
 from halos.core.server import Server, ServerSettings
+from halos.core.state import TorchState
 from halos.core.tensors import NullState, TensorState
 from halos.core.topology import ROOT
 from halos.runtime.dispatcher import Step
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
-from halos.simulation.corrections import STATES
+from halos.simulation.corrections import AgainstMomentum
 from halos.simulation.environment import EnvironmentModel
 from halos.simulation.links import CompressedLinks, ratio
 from halos.simulation.methods import Servers
@@ -90,6 +91,7 @@ class ServersRun:
             accumulation=self.settings.k,
             merge_weight=self.settings.alpha,
             in_flight=self.settings.in_flight,
+            delay_correction=self.settings.delay_correction,
             stop_after_local_steps=experiment.local_steps,
         )
         return RunPlan(
@@ -106,7 +108,7 @@ class ServersRun:
         if laboratory is None:
             return NullState()
         outer = settings.root if server == ROOT else settings.local
-        state = STATES[settings.correction]
+        state = AgainstMomentum if settings.momentum_correction else TorchState
         return state.start(laboratory.start, outer, has_parent=server != ROOT)
 
     def _clock(self) -> SimulatedClock:
