@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from halos.core.messages import Message, NodeId
+from halos.core.membership import membership_of, session_of
+from halos.core.messages import (
+    Assignment,
+    Message,
+    NodeId,
+    Push,
+    PushAnswer,
+    Resumed,
+    WorkerUpdate,
+)
 from halos.core.settings import Settings
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.runtime.timing import UniformTime
@@ -82,47 +92,95 @@ class Environment(Settings):
         workers = [WorkerPlace(w.name, ROOT, w.speed) for w in self.tree().workers]
         return Topology((ServerPlace(ROOT, None),), tuple(workers))
 
+    def latencies_s(self) -> list[list[float]]:
+        """One way, from each region to each."""
+        regions = range(len(self.regions))
+        return [[self.latency_ms / 1e3 if a != b else 0.0 for b in regions] for a in regions]
+
     def model_of(self, topology: Topology) -> EnvironmentModel:
         return EnvironmentModel(self, topology)
 
 
 class EnvironmentModel(UniformTime):
-    """How long things take in an environment, for the nodes of one topology."""
+    """How long things take in an environment, for the nodes of one topology.
 
-    def __init__(self, environment: Environment, topology: Topology) -> None:
+    ``up_ratio`` and ``down_ratio``: what pushes and the models that answer them weigh, as shares of
+    a model; a link that compresses has less than 1. A model sent whole after a reset weighs 1.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        topology: Topology,
+        *,
+        up_ratio: float = 1.0,
+        down_ratio: float = 1.0,
+    ) -> None:
         super().__init__(topology, step_s=environment.step_ms / 1e3)
-        self._environment = environment
-        region = {r.name: i for i, r in enumerate(environment.regions)}
-        root = region[environment.root_region]
-        self._site: dict[NodeId, int] = {ROOT: root}
-        for server in topology.servers[1:]:
-            self._site[server.name] = region.get(server.name, root)
-        for worker in topology.workers:
-            home = worker.name.rpartition("/")[0]
-            self._site[worker.name] = region.get(home, self._site.get(worker.parent, root))
-        self._bulk_s = self._transfer_table(environment)
+        self._site = _sites(environment, topology)
+        self._small_s = environment.latencies_s()
+        whole, up, down = (Bulk.of(environment, ratio) for ratio in (1.0, up_ratio, down_ratio))
+        self._whole = whole
+        self._bulk: dict[type, Bulk] = {
+            WorkerUpdate: whole,
+            Assignment: whole,
+            Push: up,
+            PushAnswer: down,
+            Resumed: down,
+        }
 
     def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
-        """From one process to another; between the nodes of one process it takes no time."""
-        a, b = _process(sender), _process(to)
-        if a == b:
-            return 0.0
-        here, there = self._site[a], self._site[b]
-        latency = self._environment.latency_ms / 1e3 if here != there else 0.0
-        if getattr(message, "payload", None) is None:
-            return latency
-        return latency + self._bulk_s[here][there]
+        """From one process to another, in seconds."""
+        here, there = self._site[sender], self._site[to]
+        bulk = self._bulk_of(message)
+        return self._small_s[here][there] if bulk is None else bulk.seconds[here][there]
 
-    @staticmethod
-    def _transfer_table(environment: Environment) -> list[list[float]]:
-        count = len(environment.regions)
-        rates = environment.bandwidth_gbps
+    def size_bytes(self, sender: NodeId, to: NodeId, message: Message) -> int:
+        """What a message weighs on the links between sites: 0 within one, or without a payload."""
+        bulk = self._bulk_of(message)
+        return 0 if bulk is None or self._site[sender] == self._site[to] else bulk.bytes
+
+    def _bulk_of(self, message: Message) -> Bulk | None:
+        bulk = self._bulk.get(type(message))
+        if bulk is not None and type(message) is Resumed:
+            if message.payload is None:
+                return None
+            return self._whole if message.reset else bulk
+        return bulk
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """A kind of payload: its weight, and the seconds it takes from each site to each."""
+
+    bytes: int
+    seconds: list[list[float]]
+
+    @classmethod
+    def of(cls, environment: Environment, ratio: float) -> Bulk:
+        latencies, rates = environment.latencies_s(), environment.bandwidth_gbps
+        size = round(environment.model_bytes * ratio)
         if rates is None:
-            return [[0.0] * count for _ in range(count)]
-        bits = environment.model_bytes * 8
-        return [[bits / (rate * 1e9) for rate in row] for row in rates]
+            return cls(size, latencies)
+        seconds = [
+            [latency + size * 8 / (rate * 1e9) for latency, rate in zip(*rows, strict=True)]
+            for rows in zip(latencies, rates, strict=True)
+        ]
+        return cls(size, seconds)
 
 
-def _process(node: NodeId) -> NodeId:
-    """A session or membership lives in the process of its worker or server."""
-    return node.partition(".")[0]
+def _sites(environment: Environment, topology: Topology) -> dict[NodeId, int]:
+    """The region that each node is in: what is not named after one is where its parent is."""
+    region = {r.name: i for i, r in enumerate(environment.regions)}
+    site: dict[NodeId, int] = {ROOT: region[environment.root_region]}
+    places: tuple[ServerPlace | WorkerPlace, ...] = (*topology.servers[1:], *topology.workers)
+    for place in places:
+        home = place.name.rpartition("/")[0] or place.name
+        assert place.parent is not None
+        site[place.name] = region[home] if home in region else site[place.parent]
+    # A session or membership is in the process of its worker or server.
+    return {node: here for name, here in site.items() for node in nodes_of(name)}
+
+
+def nodes_of(process: NodeId) -> tuple[NodeId, NodeId, NodeId]:
+    return process, session_of(process), membership_of(process)
