@@ -7,9 +7,10 @@ and replayed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 
+from halos.core.frozen import frozen
 from halos.core.samples import Block, Lease, Report
 from halos.core.tensors import Payload, RefusalReason
 
@@ -19,7 +20,7 @@ Role = Literal["worker", "server"]
 # ---------------------------------------------------------------- messages, child to parent
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Join:
     """Asks the parent's membership to be let in."""
 
@@ -29,19 +30,19 @@ class Join:
     datasets: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Heartbeat:
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Leave:
     """A worker's goodbye: its lease may go to another at once."""
 
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ready:
     """A worker that joined says which lease it still trains on, if any."""
 
@@ -49,7 +50,7 @@ class Ready:
     lease: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerUpdate:
     """A finished lease. Keyed by ``lease``: sent again after a lost link, never applied twice."""
 
@@ -64,7 +65,7 @@ class WorkerUpdate:
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resume:
     """A child server that joined says where it stands; ``tenure`` 0: with nothing to continue.
 
@@ -80,7 +81,7 @@ class Resume:
     pushed_under: int = 0  # the fence that the push in flight was sent with
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockRequest:
     """``need`` samples are wanted at once, up to ``want`` would save asking again soon.
 
@@ -94,7 +95,7 @@ class BlockRequest:
     want: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Push:
     """A region's accumulated change. Keyed by (sender, ``sequence``)."""
 
@@ -108,17 +109,17 @@ class Push:
 # ---------------------------------------------------------------- messages, parent to child
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Welcome:
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeartbeatSeen:
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Assignment:
     """Fresh parameters and the next lease. ``answers`` is the lease id that it acknowledges."""
 
@@ -132,7 +133,7 @@ class Assignment:
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Receipt:
     """Acknowledges an update when there is no lease to go with it."""
 
@@ -140,7 +141,7 @@ class Receipt:
     answers: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resumed:
     """Answer to :class:`Resume`.
 
@@ -157,7 +158,7 @@ class Resumed:
     payload: Payload | None = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grant:
     """Answers the block request of the same number. May hold several blocks."""
 
@@ -166,7 +167,7 @@ class Grant:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drain:
     """Nothing is left to issue after grant number ``granted``, for now: push what there is."""
 
@@ -174,7 +175,7 @@ class Drain:
     granted: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PushAnswer:
     """Push ``sequence`` was applied; ``payload`` is the parent's current model."""
 
@@ -184,7 +185,7 @@ class PushAnswer:
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refused:
     """What a refused sender is told. ``key`` names the message: a lease id, a push sequence."""
 
@@ -194,7 +195,7 @@ class Refused:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     """The run is over."""
 
@@ -209,24 +210,24 @@ Message = FromChild | FromParent
 # ---------------------------------------------------------------- notices, within one process
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Joined:
     """Session to its node: the parent let us in under this fence."""
 
     fence: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParentLost:
     """Session to its node: the parent does not answer; the session goes on trying."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FenceStale:
     """Node to its session: the parent refused our fence; join again."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberJoined:
     """Membership to its server: a child came, or came back, under a new fence."""
 
@@ -236,21 +237,21 @@ class MemberJoined:
     datasets: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberAway:
     """Membership to its server: the child server is silent; what it holds stays with it."""
 
     member: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberLost:
     """Membership to its server: the child's fence was raised; what it holds may be issued again."""
 
     member: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemberExpected:
     """Server to membership, after a restart of both: give it up if it does not come back."""
 
@@ -258,14 +259,14 @@ class MemberExpected:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RaiseFence:
     """Server or operator to membership: let nothing of this member in any more."""
 
     member: NodeId
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunOver:
     """Node to the session or membership beside it: nobody need be waited for any more."""
 
@@ -278,7 +279,7 @@ Notice = (
 # ---------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Started:
     """The first event of every node's life, also after a restart from saved state.
 
@@ -290,28 +291,28 @@ class Started:
     epoch: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Received:
     sender: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Told:
     notice: Notice
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeadlineReached:
     """The time asked for with ``next_deadline`` has come."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LinkLost:
     """The driver could not deliver to the parent, or lost the connection to it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalStepsDone:
     """Result of :class:`RunLocalSteps`: pseudo-gradient ``theta_start - theta_end``."""
 
@@ -329,19 +330,19 @@ Event = Started | Received | Told | DeadlineReached | LinkLost | LocalStepsDone
 # ---------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Send:
     to: NodeId
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tell:
     to: NodeId
     notice: Notice
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reject:
     """Refuse a peer's message: the driver tells the sender (:class:`Refused`) and counts it."""
 
@@ -352,7 +353,7 @@ class Reject:
     detail: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunLocalSteps:
     """Train ``local_steps`` inner steps of ``batch_size`` samples each, from ``payload``."""
 
@@ -362,7 +363,7 @@ class RunLocalSteps:
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finish:
     """This node has nothing more to do."""
 

@@ -5,12 +5,12 @@ Positions and ranges are half-open and count samples of the whole run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from halos.core.frozen import frozen
 
 Range = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lease:
     """Samples that one worker trains on, exactly once in the whole run.
 
@@ -33,7 +33,7 @@ class Lease:
         return count
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Block:
     """Samples that a parent granted to a child server, from which it cuts leases."""
 
@@ -44,7 +44,7 @@ class Block:
     progress: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """What a server did since its last push, as told to its parent.
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from halos.core.frozen import frozen
 from halos.core.leasing import LeasingSettings, LeasingState
 from halos.core.ledger import Pending
 from halos.core.samples import Report
@@ -25,7 +26,7 @@ class ServerSettings(Settings):
     stop_after_local_steps: int | None = Field(default=None, ge=1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InFlight:
     """A push that the parent has not answered yet. ``fence``: of the session it was sent in."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from halos.core.frozen import frozen
 from halos.core.membership import session_of
 from halos.core.messages import (
     Assignment,
@@ -31,7 +32,7 @@ from halos.core.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Round:
     """The lease in training and where it started from."""
 

@@ -6,8 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
+from halos.core.frozen import frozen
 from halos.core.messages import (
     Effect,
     Event,
@@ -32,14 +32,14 @@ from halos.wire.roundtrip import RoundTrip
 Trainer = Callable[[RunLocalSteps], LocalStepsDone]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoundEnds:
     """Stands for the result of a round that is being trained, or will be."""
 
     job: RunLocalSteps
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pending:
     """An event that has not been handled. In order of time, then sequence."""
 
@@ -49,7 +49,7 @@ class Pending:
     event: Event | RoundEnds
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """One event handled by one node, as observers and traces see it."""
 

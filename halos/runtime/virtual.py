@@ -5,8 +5,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from halos.core.frozen import frozen
 from halos.core.messages import (
     DeadlineReached,
     Event,
@@ -36,7 +37,7 @@ def untrained(job: RunLocalSteps) -> LocalStepsDone:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Round:
     """What a worker trains: only one at a time, as its trainer can do no more."""
 
