@@ -82,7 +82,7 @@ def find(loc: Sequence[str | int], settings: type[BaseModel], document: Any) -> 
                 table = f"[[{'.'.join(names)}]] {called(document, step)}"
         elif child is not None:  # else a branch of a union
             owner, child = child, settings_in(child, step)
-            if child is None and names:
+            if child is None and (names or has_plain_fields(owner)):
                 field = step
             else:
                 names.append(step)
@@ -109,6 +109,11 @@ def settings_in(owner: type[BaseModel], name: str) -> type[BaseModel] | None:
         if name in (field.alias, field_name):
             return settings_of(field.annotation)
     return None
+
+
+def has_plain_fields(owner: type[BaseModel]) -> bool:
+    """Whether a name that is not a table is a field, even at the top of a document."""
+    return any(settings_of(field.annotation) is None for field in owner.model_fields.values())
 
 
 def settings_of(annotation: Any) -> type[BaseModel] | None:

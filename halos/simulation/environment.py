@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib import resources
+from itertools import chain
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from halos.core.membership import membership_of, session_of
-from halos.core.messages import (
-    Assignment,
-    Message,
-    NodeId,
-    Push,
-    PushAnswer,
-    Resumed,
-    WorkerUpdate,
-)
+from halos.core.messages import NodeId
 from halos.core.settings import Settings
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
-from halos.runtime.timing import UniformTime
+from halos.errors import UserError
+from halos.reading import read_settings
+from halos.simulation.circumstances import Happening, Outage, Variation, named
+from halos.simulation.modelled_time import EnvironmentModel
+
+__all__ = ["Environment", "EnvironmentModel", "EnvironmentRegion", "shipped"]
+
+SHIPPED = resources.files("halos.simulation") / "environments"
+LISTED = 8  # names that a message lists at most
+
+
+def one_speed_each(workers: Any) -> Any:
+    """A number of workers stands for as many of equal speed."""
+    if type(workers) is int and workers >= 0:
+        return (1.0,) * workers
+    return workers
+
+
+def a_site_name(name: str) -> str:
+    if name == ROOT or not name.strip() or set(name) & set("/.*?["):
+        raise ValueError(f'"{name}" is not allowed; give a name without any of / . * ? [')
+    return name
+
+
+def _shape(matrix: Any) -> str:
+    return "matrix" if isinstance(matrix, list | tuple) else "number"
+
+
+Positive = Annotated[float, Field(gt=0)]
+Matrix = tuple[tuple[float, ...], ...]
+Bandwidths = tuple[tuple[Positive, ...], ...]
+NotNegative = Annotated[float, Field(ge=0)]
+Latency = Annotated[
+    Annotated[NotNegative, Tag("number")]
+    | Annotated[tuple[tuple[NotNegative, ...], ...], Tag("matrix")],
+    Discriminator(_shape),
+]
 
 
 class EnvironmentRegion(Settings):
-    """``workers``: relative speed of each; only ratios matter."""
+    """``workers``: relative speed of each; only ratios matter. Or how many, all alike."""
 
-    name: str = Field(min_length=1)
-    workers: tuple[float, ...]
+    name: Annotated[str, AfterValidator(a_site_name)]
+    workers: Annotated[tuple[Positive, ...], BeforeValidator(one_speed_each)]
 
 
 class Environment(Settings):
-    """Regions, speeds and bandwidths. Transfer time is ``bytes * 8 / bandwidth`` plus latency.
+    """Regions, speeds, bandwidths, and what changes and fails on the way.
 
-    ``bandwidth_gbps[a][b]`` in Gbit/s, the diagonal inside a region; ``None`` takes no time.
-    ``model_bytes`` is what one model or update weighs on every link.
+    Transfer time is ``bytes * 8 / bandwidth`` plus latency. ``bandwidth_gbps[a][b]`` in Gbit/s, the
+    diagonal inside a region; ``None`` takes no time. ``one_way_ms`` (``latency_ms`` in the file): a
+    number between all regions, or such a matrix. ``model_bytes`` is what one model or update weighs
+    on every link. The last three: see ``circumstances.py``.
     """
 
     name: str
@@ -45,36 +76,78 @@ class Environment(Settings):
     model_bytes: int = Field(default=0, ge=0)
     root_region: str
     regions: tuple[EnvironmentRegion, ...] = Field(min_length=1)
-    bandwidth_gbps: tuple[tuple[float, ...], ...] | None = None
-    latency_ms: float = Field(default=0.0, ge=0)  # one way, between regions
+    bandwidth_gbps: Bandwidths | None = None
+    one_way_ms: Latency = Field(default=0.0, alias="latency_ms")
+    variations: tuple[Variation, ...] = ()
+    events: tuple[Happening, ...] = ()
+    outages: tuple[Outage, ...] = ()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         names = [region.name for region in self.regions]
-        if len(set(names)) != len(names):
-            raise ValueError("two regions have the same name")
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'regions: "{name}" is there twice; give each a name of its own')
         if self.root_region not in names:
-            raise ValueError(f"root_region {self.root_region!r} is not one of {', '.join(names)}")
+            raise ValueError(
+                f'root_region: "{self.root_region}" is no region; {_hint(self.root_region, names)}'
+            )
         if not any(region.workers for region in self.regions):
-            raise ValueError("at least one region needs a worker")
-        if any(speed <= 0 for region in self.regions for speed in region.workers):
-            raise ValueError("a worker's speed must be above 0")
-        rows = self.bandwidth_gbps
-        if rows is not None:
-            if len(rows) != len(names) or any(len(row) != len(names) for row in rows):
-                raise ValueError(
-                    f"bandwidth_gbps must be {len(names)} rows of {len(names)} numbers"
-                )
-            if any(rate <= 0 for row in rows for rate in row):
-                raise ValueError("a bandwidth must be above 0")
+            raise ValueError("regions: none has a worker; give one of them at least one")
+        _check_square("bandwidth_gbps", self.bandwidth_gbps, len(names))
+        _check_square("latency_ms", self.one_way_ms, len(names))
+        for index, variation in enumerate(self.variations):
+            _check_named("variations", index, variation.who, self.workers)
+        for index, event in enumerate(self.events):
+            _check_named("events", index, event.who, self.places(event.kind))
+        for index, outage in enumerate(self.outages):
+            _check_named("outages", index, outage.who, self.places(outage.kind))
         return self
 
     @classmethod
     def load(cls, name_or_path: str) -> Environment:
-        """A named environment that ships with halos, or the path of a TOML file."""
-        shipped = resources.files("halos.simulation") / "environments" / f"{name_or_path}.toml"
-        text = shipped.read_text() if shipped.is_file() else Path(name_or_path).read_text()
-        return cls.model_validate(tomllib.loads(text))
+        """A named environment that ships with halos, or the path of a TOML file.
+
+        Raises :class:`UserError`.
+        """
+        shipped, path = SHIPPED / f"{name_or_path}.toml", Path(name_or_path)
+        if name_or_path in _shipped_names():
+            with resources.as_file(shipped) as file:
+                return read_settings(file, cls)
+        if path.is_file():
+            return read_settings(path, cls)
+        raise UserError(
+            f"environment {name_or_path}: is neither a file nor an environment that ships with "
+            f"halos; {_hint(name_or_path, _shipped_names())}"
+        )
+
+    @property
+    def latency_ms(self) -> float:
+        """One way, between the two regions that are farthest from each other."""
+        if isinstance(self.one_way_ms, tuple):
+            return max(chain.from_iterable(self.one_way_ms))
+        return self.one_way_ms
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether anything fails, joins or leaves: servers notice by heartbeats alone."""
+        return bool(self.events or self.outages)
+
+    @property
+    def workers(self) -> list[NodeId]:
+        return [f"{region.name}/{i}" for region in self.regions for i in range(len(region.workers))]
+
+    def places(self, kind: str) -> list[NodeId]:
+        """To what a fault of this kind can happen; a link is named after its lower end."""
+        if kind in ("join", "leave"):
+            return self.workers
+        linked = [
+            r.name for r in self.regions if kind in ("kill", "return") or not self._is_home(r)
+        ]
+        return linked + self.workers
+
+    def _is_home(self, region: EnvironmentRegion) -> bool:
+        return region.name == self.root_region
 
     def tree(self) -> Topology:
         """One local server a region under the root: what HALoS runs."""
@@ -92,95 +165,46 @@ class Environment(Settings):
         workers = [WorkerPlace(w.name, ROOT, w.speed) for w in self.tree().workers]
         return Topology((ServerPlace(ROOT, None),), tuple(workers))
 
-    def latencies_s(self) -> list[list[float]]:
-        """One way, from each region to each."""
-        regions = range(len(self.regions))
-        return [[self.latency_ms / 1e3 if a != b else 0.0 for b in regions] for a in regions]
+    def latency_s(self, here: int, there: int) -> float:
+        """One way, from one region to another; within one it is 0 unless a matrix says so."""
+        if isinstance(self.one_way_ms, tuple):
+            return self.one_way_ms[here][there] / 1e3
+        return self.one_way_ms / 1e3 if here != there else 0.0
 
-    def model_of(self, topology: Topology) -> EnvironmentModel:
-        return EnvironmentModel(self, topology)
-
-
-class EnvironmentModel(UniformTime):
-    """How long things take in an environment, for the nodes of one topology.
-
-    ``up_ratio`` and ``down_ratio``: what pushes and the models that answer them weigh, as shares of
-    a model; a link that compresses has less than 1. A model sent whole after a reset weighs 1.
-    """
-
-    def __init__(
-        self,
-        environment: Environment,
-        topology: Topology,
-        *,
-        up_ratio: float = 1.0,
-        down_ratio: float = 1.0,
-    ) -> None:
-        super().__init__(topology, step_s=environment.step_ms / 1e3)
-        self._site = _sites(environment, topology)
-        self._small_s = environment.latencies_s()
-        whole, up, down = (Bulk.of(environment, ratio) for ratio in (1.0, up_ratio, down_ratio))
-        self._whole = whole
-        self._bulk: dict[type, Bulk] = {
-            WorkerUpdate: whole,
-            Assignment: whole,
-            Push: up,
-            PushAnswer: down,
-            Resumed: down,
-        }
-
-    def transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
-        """From one process to another, in seconds."""
-        here, there = self._site[sender], self._site[to]
-        bulk = self._bulk_of(message)
-        return self._small_s[here][there] if bulk is None else bulk.seconds[here][there]
-
-    def size_bytes(self, sender: NodeId, to: NodeId, message: Message) -> int:
-        """What a message weighs on the links between sites: 0 within one, or without a payload."""
-        bulk = self._bulk_of(message)
-        return 0 if bulk is None or self._site[sender] == self._site[to] else bulk.bytes
-
-    def _bulk_of(self, message: Message) -> Bulk | None:
-        bulk = self._bulk.get(type(message))
-        if bulk is not None and type(message) is Resumed:
-            if message.payload is None:
-                return None
-            return self._whole if message.reset else bulk
-        return bulk
+    def model_of(self, topology: Topology, seed: int = 0) -> EnvironmentModel:
+        return EnvironmentModel(self, topology, seed=seed)
 
 
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """A kind of payload: its weight, and the seconds it takes from each site to each."""
-
-    bytes: int
-    seconds: list[list[float]]
-
-    @classmethod
-    def of(cls, environment: Environment, ratio: float) -> Bulk:
-        latencies, rates = environment.latencies_s(), environment.bandwidth_gbps
-        size = round(environment.model_bytes * ratio)
-        if rates is None:
-            return cls(size, latencies)
-        seconds = [
-            [latency + size * 8 / (rate * 1e9) for latency, rate in zip(*rows, strict=True)]
-            for rows in zip(latencies, rates, strict=True)
-        ]
-        return cls(size, seconds)
+def shipped() -> dict[str, str]:
+    """The environments that come with halos, and what each is, in a line."""
+    documents = {name: (SHIPPED / f"{name}.toml").read_text("utf-8") for name in _shipped_names()}
+    return {name: tomllib.loads(text)["description"] for name, text in documents.items()}
 
 
-def _sites(environment: Environment, topology: Topology) -> dict[NodeId, int]:
-    """The region that each node is in: what is not named after one is where its parent is."""
-    region = {r.name: i for i, r in enumerate(environment.regions)}
-    site: dict[NodeId, int] = {ROOT: region[environment.root_region]}
-    places: tuple[ServerPlace | WorkerPlace, ...] = (*topology.servers[1:], *topology.workers)
-    for place in places:
-        home = place.name.rpartition("/")[0] or place.name
-        assert place.parent is not None
-        site[place.name] = region[home] if home in region else site[place.parent]
-    # A session or membership is in the process of its worker or server.
-    return {node: here for name, here in site.items() for node in nodes_of(name)}
+def _shipped_names() -> list[str]:
+    files = (Path(entry.name) for entry in SHIPPED.iterdir())
+    return sorted(file.stem for file in files if file.suffix == ".toml")
 
 
-def nodes_of(process: NodeId) -> tuple[NodeId, NodeId, NodeId]:
-    return process, session_of(process), membership_of(process)
+def _check_square(field: str, matrix: Matrix | float | None, size: int) -> None:
+    if isinstance(matrix, tuple) and any(len(row) != size for row in (matrix, *matrix)):
+        lengths = sorted({len(row) for row in matrix})
+        raise ValueError(
+            f"{field}: {len(matrix)} rows of {' or '.join(map(str, lengths))} numbers are not "
+            f"allowed; give a row of {size} for each of the {size} regions"
+        )
+
+
+def _check_named(table: str, index: int, who: str, names: Sequence[str]) -> None:
+    if not named(who, names):
+        raise ValueError(
+            f'[[{table}]] number {index + 1} who: "{who}" is nobody to whom this can happen; '
+            f"{_hint(who, names)}"
+        )
+
+
+def _hint(word: str, names: Sequence[str]) -> str:
+    if close := difflib.get_close_matches(word, names, n=1):
+        return f"did you mean {close[0]}?"
+    more = ", ..." if len(names) > LISTED else ""
+    return f"there are {', '.join(names[:LISTED])}{more}"
