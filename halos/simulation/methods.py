@@ -16,10 +16,11 @@ from pydantic import Field, ValidationError
 
 from halos.core.equations import OuterSettings
 from halos.core.settings import Settings
+from halos.core.topology import Topology
 from halos.errors import UserError
 from halos.reading import Place, remedy
 from halos.simulation.links import LinkCodec
-from halos.specification import PRESETS, ResolvedSync
+from halos.specification import PRESETS, OuterTable, ResolvedSync, SyncTable, resolve_sync
 
 
 class Servers(Settings):
@@ -35,13 +36,15 @@ class Servers(Settings):
     k: int = Field(default=32, ge=1)
     alpha: float = Field(default=0.25, gt=0, le=1)
     in_flight: Literal["drop", "carry"] = "drop"
-    local_rate: float = Field(default=0.2, gt=0)
-    local_momentum: float = Field(default=0.9, ge=0, lt=1)
-    local_delay: int = Field(default=16, ge=1)
+    local_rate: float | None = Field(default=None, gt=0)
+    local_mean_rate: float | None = Field(default=None, gt=0)
+    local_momentum: float = Field(default=0.0, ge=0, lt=1)
+    local_delay: int = Field(default=1, ge=1)
     local_share: float = Field(default=0.0, ge=0, le=1)
-    rate: float = Field(default=0.15, gt=0)
-    momentum: float = Field(default=0.5, ge=0, lt=1)
-    delay: int = Field(default=2, ge=1)
+    rate: float | None = Field(default=None, gt=0)
+    mean_rate: float | None = Field(default=None, gt=0)
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    delay: int = Field(default=1, ge=1)
     share: float = Field(default=0.0, ge=0, le=1)
     up: LinkCodec = "fp32"
     down: LinkCodec = "fp32"
@@ -50,41 +53,56 @@ class Servers(Settings):
     momentum_correction: bool = False
 
     @classmethod
-    def of(cls, sync: ResolvedSync) -> Servers:
-        """As a preset of the specification has it."""
-        return cls(
-            h=sync.local_steps,
-            k=sync.accumulation,
-            alpha=sync.merge_weight,
-            in_flight=sync.in_flight,
-            delay_correction=sync.delay_correction,
-            local_rate=sync.local.rate,
-            local_momentum=sync.local.momentum,
-            local_delay=sync.local.momentum_delay,
-            local_share=sync.local.momentum_share,
-            rate=sync.root.rate,
-            momentum=sync.root.momentum,
-            delay=sync.root.momentum_delay,
-            share=sync.root.momentum_share,
+    def of(cls, sync: SyncTable) -> Servers:
+        """As a preset of the specification has it, or a run's own table once it is whole."""
+        given = {
+            "h": sync.local_steps,
+            "k": sync.accumulation,
+            "alpha": sync.merge_weight,
+            "in_flight": sync.in_flight,
+            "delay_correction": sync.delay_correction,
+        }
+        for prefix, tier in (("local_", sync.local), ("", sync.root)):
+            given |= {prefix + short: getattr(tier, name) for short, name in OUTER.items()}
+        return cls.model_validate(
+            {name: value for name, value in given.items() if value is not None}
         )
 
-    @property
-    def local(self) -> OuterSettings:
-        return OuterSettings(
-            rate=self.local_rate,
-            momentum=self.local_momentum,
-            momentum_delay=self.local_delay,
-            momentum_share=self.local_share,
+    def resolved(self, topology: Topology) -> ResolvedSync:
+        """For the servers of ``topology``."""
+        local, root = (
+            OuterTable(**{name: getattr(self, prefix + short) for short, name in OUTER.items()})
+            for prefix in ("local_", "")
         )
+        table = SyncTable(
+            preset="paper",
+            local_steps=self.h,
+            accumulation=self.k,
+            merge_weight=self.alpha,
+            in_flight=self.in_flight,
+            delay_correction=self.delay_correction,
+            local=local,
+            **{"global": root},
+        )
+        return resolve_sync(table, topology)
 
-    @property
-    def root(self) -> OuterSettings:
-        return OuterSettings(
-            rate=self.rate,
-            momentum=self.momentum,
-            momentum_delay=self.delay,
-            momentum_share=self.share,
-        )
+    def varied(self, values: Mapping[str, object]) -> Servers:
+        """With these values; a rate takes the place of a mean rate, and the other way round."""
+        kept = self.model_dump()
+        for prefix in ("local_", ""):
+            rates = {f"{prefix}rate", f"{prefix}mean_rate"}
+            if rates & values.keys():
+                kept |= dict.fromkeys(rates)
+        return type(self).model_validate(kept | dict(values))
+
+
+OUTER: Mapping[str, str] = {  # an outer optimizer's settings, by their short names here
+    "rate": "rate",
+    "mean_rate": "mean_rate",
+    "momentum": "momentum",
+    "delay": "momentum_delay",
+    "share": "momentum_share",
+}
 
 
 class DiLoCo(Settings):
@@ -169,12 +187,20 @@ NAMED: Mapping[str, tuple[MethodSettings, str]] = {
                 "in_flight": "carry",
                 "delay_correction": True,
                 "local_momentum": 0.0,
+                "local_delay": 1,
             }
         ),
         "HALoS whose regions add what they did meanwhile to the root's model",
     ),
 }
 METHODS: Mapping[str, str] = {name: about for name, (_, about) in NAMED.items()}
+
+
+def varied(base: MethodSettings, values: Mapping[str, object]) -> MethodSettings:
+    """``base`` with other values. Raises ``ValidationError``."""
+    if isinstance(base, Servers):
+        return base.varied(values)
+    return type(base).model_validate({**base.model_dump(), **values})
 
 
 def method_of(text: str) -> Method:
@@ -194,7 +220,7 @@ def method_of(text: str) -> Method:
             )
         values[field] = value
     try:
-        settings = type(base).model_validate({**base.model_dump(), **values})
+        settings = varied(base, values)
     except ValidationError as error:
         details = error.errors()[0]
         field = str(details["loc"][0])

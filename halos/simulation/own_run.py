@@ -6,7 +6,7 @@ from halos.errors import UserError
 from halos.runtime.prepare import prepare_model
 from halos.simulation.environment import Environment, EnvironmentRegion
 from halos.simulation.methods import Method, Servers
-from halos.specification import RunSpecification
+from halos.specification import RunSpecification, SyncTable
 
 SITE = "coordinator"  # where the root is, and no worker
 FAST_GBPS = 1000.0  # where the specification names no limit
@@ -14,7 +14,8 @@ FAST_GBPS = 1000.0  # where the specification names no limit
 
 def method_of_run(specification: RunSpecification) -> Method:
     """The settings of the run's own ``[sync]`` and ``[wire]``."""
-    servers = Servers.of(specification.resolved_sync)
+    sync = specification.resolved_sync.model_dump()
+    servers = Servers.of(SyncTable(**{"global": sync.pop("root"), **sync}))
     codec = specification.wire.regions
     return Method(specification.run.name, servers.model_copy(update={"up": codec, "down": codec}))
 

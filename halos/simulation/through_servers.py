@@ -48,6 +48,7 @@ class ServersRun:
             up_ratio=ratio(settings.up),
             down_ratio=ratio(settings.down),
         )
+        self.sync = settings.resolved(self.topology)
         self.plan = self._plan()
         laboratory = world.laboratory
         self.trainers = {
@@ -83,15 +84,15 @@ class ServersRun:
         settings = ServerSettings(
             leasing=LeasingSettings(
                 batch_size=experiment.batch_size,
-                local_steps=self.settings.h,
-                local_steps_of=self.topology.local_steps(self.settings.h),
+                local_steps=self.sync.local_steps,
+                local_steps_of=self.topology.local_steps(self.sync.local_steps),
                 # Without latency asking takes no time; with it nobody is to wait for an answer.
                 lease_block=None if experiment.environment.latency_ms else 0,
             ),
-            accumulation=self.settings.k,
-            merge_weight=self.settings.alpha,
-            in_flight=self.settings.in_flight,
-            delay_correction=self.settings.delay_correction,
+            accumulation=self.sync.accumulation,
+            merge_weight=self.sync.merge_weight,
+            in_flight=self.sync.in_flight,
+            delay_correction=self.sync.delay_correction,
             stop_after_local_steps=experiment.local_steps,
         )
         return RunPlan(
@@ -107,7 +108,7 @@ class ServersRun:
         laboratory, settings = self.world.laboratory, self.settings
         if laboratory is None:
             return NullState()
-        outer = settings.root if server == ROOT else settings.local
+        outer = self.sync.root if server == ROOT else self.sync.local
         state = AgainstMomentum if settings.momentum_correction else TorchState
         return state.start(laboratory.start, outer, has_parent=server != ROOT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halos.errors import UserError
+from halos.simulation.environment import Environment
 from halos.simulation.methods import METHODS, DiLoCo, Servers, method_of
 from halos.specification import PRESETS
 
@@ -24,6 +25,16 @@ def test_parameters_come_on_top() -> None:
     assert method.name == "halos:k=4:alpha=0.5:in_flight=carry:up=int4"
     expected = {"k": 4, "alpha": 0.5, "in_flight": "carry", "up": "int4"}
     assert method.settings == Servers.of(PRESETS["paper"]).model_copy(update=expected)
+
+
+def test_a_rate_takes_the_place_of_the_mean_rate_of_a_preset() -> None:
+    topology = Environment.load("paper-4x4").tree()
+    fast = method_of("fast").settings
+    varied = method_of("fast:local_rate=0.125").settings
+    assert isinstance(fast, Servers) and isinstance(varied, Servers)
+    assert fast.resolved(topology).local.rate == 0.5
+    assert varied.resolved(topology).local.rate == 0.125
+    assert varied.resolved(topology).root == fast.resolved(topology).root
 
 
 def test_parameters_of_other_families() -> None:

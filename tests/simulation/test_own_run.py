@@ -47,7 +47,7 @@ def test_the_method_is_that_of_the_specification() -> None:
     settings = method_of_run(run).settings
     assert isinstance(settings, Servers)
     assert (settings.k, settings.up, settings.down) == (3, "bf16", "bf16")
-    assert settings.local == run.resolved_sync.local
+    assert settings.resolved(run.topology) == run.resolved_sync
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,14 @@ from pydantic import BaseModel, ValidationError
 
 from coordinator.init import TEMPLATE
 from halos.core.equations import OuterSettings
-from halos.core.topology import ServerPlace, WorkerPlace
+from halos.core.topology import ServerPlace, Topology, WorkerPlace
 from halos.errors import UserError
 from halos.reading import known_names, settings_in
 from halos.specification import (
-    PRESETS,
     OuterTable,
     RunSpecification,
     SyncTable,
+    children_of,
     load_specification,
     resolve_sync,
 )
@@ -35,40 +35,90 @@ def specification(**sections: Any) -> RunSpecification:
 # ---------------------------------------------------------------- the presets of [sync]
 
 
+def tree(*workers: int) -> Topology:
+    regions = [{"name": f"r{i}", "workers": count} for i, count in enumerate(workers)]
+    return specification(regions=regions).topology
+
+
+FOUR, ONE = tree(4, 4, 4, 4), tree(1)
+
+
 def test_the_papers_settings() -> None:
-    sync = resolve_sync(SyncTable(), workers=16)
+    sync = resolve_sync(SyncTable(preset="paper"), FOUR)
     assert (sync.local_steps, sync.accumulation, sync.merge_weight) == (8, 32, 0.25)
     assert sync.in_flight == "drop"
     assert sync.local == OuterSettings(rate=0.2, momentum=0.9, momentum_delay=16, momentum_share=0)
     assert sync.root == OuterSettings(rate=0.15, momentum=0.5, momentum_delay=2, momentum_share=0)
     assert sync.local.scaled_rate == pytest.approx(3.2)
-    assert sync == PRESETS["paper"]
+
+
+def test_fast_is_what_a_run_starts_from() -> None:
+    assert resolve_sync(SyncTable(), FOUR) == resolve_sync(SyncTable(preset="fast"), FOUR)
+
+
+@pytest.mark.parametrize(
+    ("workers", "local", "root"),
+    [((4, 4, 4, 4), 0.5, 0.25), ((1, 3, 8), 0.5, 1 / 3), ((2, 0, 2), 1.0, 0.5), ((6,), 1 / 3, 1.0)],
+)
+def test_a_mean_rate_is_shared_by_the_children(
+    workers: tuple[int, ...], local: float, root: float
+) -> None:
+    sync = resolve_sync(SyncTable(preset="fast"), tree(*workers))
+    assert sync.local.rate == pytest.approx(local)
+    assert sync.root.rate == pytest.approx(root)
+
+
+def test_servers_and_workers_of_a_deeper_tree_are_children_alike() -> None:
+    run = specification(
+        regions=[
+            {"name": "eu", "workers": 1},
+            {"name": "rack", "workers": 3, "parent": "eu"},
+            {"name": "empty", "workers": 0, "parent": "rack"},
+        ],
+        root={"workers": 1},
+    )
+    assert children_of(run.topology) == {"root": 2, "eu": 2, "rack": 3}
+
+
+def test_a_rate_takes_the_place_of_the_presets_mean_rate_and_the_other_way_round() -> None:
+    table = SyncTable(preset="fast", local=OuterTable(rate=0.3))
+    assert resolve_sync(table, FOUR).local.rate == 0.3
+    table = SyncTable(preset="paper", local=OuterTable(mean_rate=1.0))
+    assert resolve_sync(table, FOUR).local == OuterSettings(
+        rate=0.25, momentum=0.9, momentum_delay=16
+    )
+
+
+def test_both_rates_at_once_are_a_mistake() -> None:
+    with pytest.raises(ValidationError, match="mean_rate: 1 is given beside rate"):
+        OuterTable(rate=0.5, mean_rate=1.0)
 
 
 def test_one_worker_in_all_is_single() -> None:
-    sync = resolve_sync(SyncTable(), workers=1)
+    sync = resolve_sync(SyncTable(), ONE)
     assert (sync.accumulation, sync.merge_weight, sync.in_flight) == (1, 1.0, "carry")
     assert sync.local == sync.root == OuterSettings(rate=1, momentum=0, momentum_delay=1)
-    assert sync == PRESETS["single"]
 
 
 def test_the_preset_named_is_taken_whatever_the_number_of_workers() -> None:
-    assert resolve_sync(SyncTable(preset="paper"), workers=1) == PRESETS["paper"]
-    assert resolve_sync(SyncTable(preset="single"), workers=16) == PRESETS["single"]
+    paper, single = (SyncTable(preset=name) for name in ("paper", "single"))
+    assert resolve_sync(paper, ONE) == resolve_sync(paper, FOUR)
+    assert resolve_sync(single, FOUR) == resolve_sync(SyncTable(), ONE)
 
 
-@pytest.mark.parametrize("workers", [1, 16])
-def test_what_the_user_set_wins_and_the_rest_is_the_presets(workers: int) -> None:
-    table = SyncTable(accumulation=4, **{"global": OuterTable(momentum=0.7)})
-    preset = PRESETS["single" if workers == 1 else "paper"]
+@pytest.mark.parametrize("topology", [ONE, FOUR])
+def test_what_the_user_set_wins_and_the_rest_is_the_presets(topology: Topology) -> None:
+    table = SyncTable(accumulation=3, **{"global": OuterTable(momentum=0.7)})
+    preset = resolve_sync(SyncTable(), topology)
     expected = preset.model_copy(
-        update={"accumulation": 4, "root": preset.root.model_copy(update={"momentum": 0.7})}
+        update={"accumulation": 3, "root": preset.root.model_copy(update={"momentum": 0.7})}
     )
-    assert resolve_sync(table, workers) == expected
+    assert resolve_sync(table, topology) == expected
 
 
 def test_setting_a_value_of_the_preset_again_changes_nothing() -> None:
-    assert resolve_sync(SyncTable(in_flight="drop", merge_weight=0.25), 2) == PRESETS["paper"]
+    again = SyncTable(preset="paper", in_flight="drop", merge_weight=0.25)
+    assert resolve_sync(again, FOUR) == resolve_sync(SyncTable(preset="paper"), FOUR)
 
 
 # ---------------------------------------------------------------- the tree
@@ -281,9 +331,11 @@ def test_what_the_template_leaves_commented_out_is_right(tmp_path: Path, line: s
     load_specification(path)
 
 
-def test_the_template_shows_the_papers_values_of_sync(tmp_path: Path) -> None:
+def test_the_template_shows_the_values_of_fast(tmp_path: Path) -> None:
     text = TEMPLATE.read_text()
     start, end = text.index("[sync]"), text.index("[membership]")
     path = tmp_path / "run.toml"
-    path.write_text(text[:start] + COMMENTED.sub(r"\1", text[start:end]) + text[end:])
-    assert load_specification(path).resolved_sync == PRESETS["paper"]
+    shown = COMMENTED.sub(r"\1", text[start:end]).replace("\nrate = ", "\n# rate = ")
+    path.write_text(text[:start] + shown + text[end:])
+    run = load_specification(path)
+    assert run.resolved_sync == resolve_sync(SyncTable(preset="fast"), run.topology)
