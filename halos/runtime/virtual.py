@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -81,16 +82,22 @@ class VirtualClock(Dispatcher):
     def now(self) -> float:
         return self._now
 
+    @property
+    def next_at(self) -> float:
+        """When the next event is due; infinite when nothing is left to happen."""
+        return self._heap[0][0] if self._heap else math.inf
+
     def run(self, *, until: float | None = None, events: int | None = None) -> bool:
         """Handle events until the root finishes, a limit is reached or :meth:`stop` is called.
 
         When all that was to happen by ``until`` has happened, it is that time. Returns whether the
         run is over; ``False`` also when nothing is left to happen.
         """
-        handled = 0
-        while not self.finished and self._heap and not self.stopping.is_set():
-            if until is not None and self._heap[0][0] > until:
-                self._now = max(self._now, until)
+        handled, limit = 0, math.inf if until is None else until
+        while not self.finished and not self.stopping.is_set():
+            if not self._heap or self._heap[0][0] > limit:
+                if until is not None:
+                    self._now = max(self._now, until)
                 break
             if handled == events:
                 break
