@@ -64,13 +64,14 @@ class EnvironmentModel(UniformTime):
         """From a child to its parent or back."""
         bulk = self._bulk_of(message)
         seconds = self._latency_s if bulk is None else bulk.seconds
-        return seconds[self._site[sender], self._site[to]]
+        site = self._site
+        return seconds[site[sender], site[to]]
 
     def compute_s(self, worker: NodeId, local_steps: int, now: float) -> float:
-        if worker not in self._paces:
-            return super().compute_s(worker, local_steps, now)
         work_s = self._step_s[worker] * local_steps
-        return self._paces[worker].seconds(work_s, now) + self._tie_s[worker]
+        if worker in self._paces:
+            work_s = self._paces[worker].seconds(work_s, now)
+        return work_s + self._tie_s[worker]
 
     def size_bytes(self, sender: NodeId, to: NodeId, message: Message) -> int:
         """What a message weighs on the links between regions: 0 within one, or if it is small."""
@@ -78,12 +79,9 @@ class EnvironmentModel(UniformTime):
         return 0 if bulk is None or self._site[sender] == self._site[to] else bulk.bytes
 
     def _bulk_of(self, message: Message) -> _Bulk | None:
-        bulk = self._bulk.get(type(message))
-        if isinstance(message, Resumed):
-            if message.payload is None:
-                return None
-            return self._whole if message.reset else bulk
-        return bulk
+        if isinstance(message, Resumed) and (message.payload is None or message.reset):
+            return None if message.payload is None else self._whole
+        return self._bulk.get(type(message))
 
     def _links(self, topology: Topology) -> list[Link]:
         links: dict[Link, None] = {}
