@@ -95,10 +95,10 @@ class Server:
 
     def _react(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Received(sender, message):
-                if self.upstream is not None and sender == self.parent:
-                    return self._from_parent(self.upstream, message, now)
-                return self._from_child(sender, message, now)
+            case Received():
+                if self.upstream is not None and event.sender == self.parent:
+                    return self._from_parent(self.upstream, event.message, now)
+                return self._from_child(event.sender, event.message, now)
             case Told(notice):
                 return self._told(notice, now)
             case DeadlineReached():

@@ -62,8 +62,8 @@ class Worker:
         if self.state.over:
             return self._finish() if isinstance(event, Started) else []
         match event:
-            case Received(_, message):
-                return self._received(message)
+            case Received():
+                return self._received(event.message)
             case LocalStepsDone():
                 return self._done(event)
             case Told(Joined(fence)):

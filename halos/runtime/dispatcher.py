@@ -134,28 +134,30 @@ class Dispatcher(ABC):
         if node is None:
             return
         effects = node.handle(event, now=now)
-        step = Step(now, name, event, effects, node)
-        for observe in self.observers:  # before anybody hears of it: a trace lacks no cause
-            observe(step)
+        if self.observers:
+            step = Step(now, name, event, effects, node)
+            for observe in self.observers:  # before anybody hears of it: a trace lacks no cause
+                observe(step)
         for effect in effects:
-            self._carry_out(name, effect)
+            if isinstance(effect, Send):  # nearly all are
+                self._send(name, effect.to, effect.message)
+            else:
+                self._carry_out(name, effect)
 
-    def _carry_out(self, name: NodeId, effect: Effect) -> None:
+    def _carry_out(self, name: NodeId, effect: RunLocalSteps | Tell | Reject | Finish) -> None:
         match effect:
-            case Send(to, message):
-                self._send(name, to, message)
+            case RunLocalSteps():
+                self._train(name, effect)
             case Tell(to, notice):
                 self._post(0.0, to, Told(notice))
             case Reject(to, reason, key, fence, detail):
                 self.refusals[reason] += 1
                 self._send(name, to, Refused(reason, key, fence, detail))
-            case RunLocalSteps():
-                self._train(name, effect)
             case Finish():
                 self.finished = self.finished or name == ROOT
 
     def _send(self, sender: NodeId, to: NodeId, message: Message) -> None:
-        if to not in self.nodes or self._is_cut(sender, to):
+        if to not in self.nodes or (self._cut and self._is_cut(sender, to)):
             return
         message = self._carried(sender, to, message)
         self._post(self._transfer_s(sender, to, message), to, Received(sender, message))
@@ -186,8 +188,6 @@ class Dispatcher(ABC):
         self.start(nodes)
 
     def _is_cut(self, sender: NodeId, to: NodeId) -> bool:
-        if not self._cut:
-            return False
         a, b = sender.partition(".")[0], to.partition(".")[0]
         return a != b and any(self._parent(x) == y for x, y in ((a, b), (b, a)) if x in self._cut)
 

@@ -25,7 +25,7 @@ from halos.runtime.timing import TimeModel
 from halos.wire.roundtrip import RoundTrip
 
 
-def untrained(job: RunLocalSteps) -> LocalStepsDone:
+def untrained(job: RunLocalSteps, seconds: float = 0.0) -> LocalStepsDone:
     """The trainer of timing-only simulation."""
     return LocalStepsDone(
         lease=job.lease.id,
@@ -33,7 +33,7 @@ def untrained(job: RunLocalSteps) -> LocalStepsDone:
         tokens=job.lease.samples,
         loss=0.0,
         norm=0.0,
-        seconds=0.0,
+        seconds=seconds,
         payload=NOTHING,
     )
 
@@ -108,8 +108,6 @@ class VirtualClock(Dispatcher):
     def step(self) -> None:
         """Handle the next event."""
         time, sequence, name, event = heapq.heappop(self._heap)
-        if isinstance(event, DeadlineReached) and self._deadlines.get(name) != time:
-            return  # the node has since asked for another time
         if isinstance(event, RoundEnds):
             if self._is_abandoned(name, sequence):
                 return
@@ -118,9 +116,11 @@ class VirtualClock(Dispatcher):
             except Interrupted:
                 heapq.heappush(self._heap, (time, sequence, name, event))
                 return
-        self._now = time
-        if isinstance(event, DeadlineReached):
+        elif isinstance(event, DeadlineReached):
+            if self._deadlines.get(name) != time:
+                return  # the node has since asked for another time
             del self._deadlines[name]
+        self._now = time
         self.dispatch(name, event, time)
         self._ask_deadline(name)
 
@@ -166,10 +166,15 @@ class VirtualClock(Dispatcher):
         self._rounds[worker] = _Round(sequence, job.lease.id, seconds, future)
 
     def _result(self, worker: NodeId, job: RunLocalSteps) -> LocalStepsDone:
-        future = self._rounds[worker].future
-        done = future.result() if future else self.trainers.get(worker, untrained)(job)
-        # Time is modelled here, and two runs of the same seed have the same trace.
-        return replace(done, seconds=self._rounds.pop(worker).seconds)
+        trainer, under_way = self.trainers.get(worker), self._rounds[worker]
+        if trainer is None:
+            done = untrained(job, under_way.seconds)
+        else:
+            done = under_way.future.result() if under_way.future else trainer(job)
+            # Time is modelled here, and two runs of the same seed have the same trace.
+            done = replace(done, seconds=under_way.seconds)
+        del self._rounds[worker]
+        return done
 
     def _undo_round(self, worker: NodeId) -> None:
         """A round that is taken away never was, however far its computation has come."""
@@ -196,7 +201,8 @@ class VirtualClock(Dispatcher):
         node = self.nodes.get(name)
         deadline = node.next_deadline() if node is not None else None
         if deadline is None:
-            self._deadlines.pop(name, None)
+            if name in self._deadlines:
+                del self._deadlines[name]
         elif self._deadlines.get(name) != max(deadline, self._now):
             self.sequence += 1
             time = max(deadline, self._now)

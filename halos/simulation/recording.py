@@ -24,6 +24,7 @@ from halos.runtime.trace import staleness
 from halos.simulation.outcome import Activity, Span
 
 MAX_LANES = 64
+ENDS_ROUND = (LocalStepsDone, Started)  # a worker that starts had died meanwhile
 
 
 class Recorder:
@@ -85,7 +86,7 @@ class Recorder:
         return self._lanes.up_to(now)
 
     def _of_worker(self, step: Step) -> None:
-        if isinstance(step.event, LocalStepsDone | Started):  # one that starts had died meanwhile
+        if isinstance(step.event, ENDS_ROUND):
             self._end_round(step.node, step.time)
         for effect in step.effects:
             if isinstance(effect, RunLocalSteps):
