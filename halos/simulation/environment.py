@@ -190,8 +190,8 @@ def _check_square(field: str, matrix: Matrix | float | None, size: int) -> None:
     if isinstance(matrix, tuple) and any(len(row) != size for row in (matrix, *matrix)):
         lengths = sorted({len(row) for row in matrix})
         raise ValueError(
-            f"{field}: {len(matrix)} rows of {' or '.join(map(str, lengths))} numbers are not "
-            f"allowed; give a row of {size} for each of the {size} regions"
+            f"{field}: a matrix of {len(matrix)} by {' or '.join(map(str, lengths))} is not "
+            f"allowed; give {size} rows of {size} numbers, one for each region"
         )
 
 
