@@ -52,7 +52,7 @@ class Downstream:
         membership = membership_of(self.name)
         effects: list[Effect] = []
         for name, child in self.children.items():
-            child.end_session()
+            self.leasing.end_session(child)
             child.heard = now
             effects.append(Tell(membership, MemberExpected(name, child.role)))
         return effects
@@ -63,17 +63,15 @@ class Downstream:
         if child is None or child.role != member.role:
             effects = self.disown(member.member, now)
             child = Child(member.role, None, member.datasets, heard=now)
-            self.children[member.member] = child
         elif not child.came_back:
             child.heard, child.came_back = now, True
-        child.end_session()
-        child.fence = member.fence
+        self.leasing.let_in(member.member, child, member.fence)
         child.datasets = member.datasets
         return effects
 
     def away(self, member: NodeId) -> list[Effect]:
         if (child := self.children.get(member)) is not None:
-            child.end_session()
+            self.leasing.end_session(child)
         return []
 
     def worker_ready(self, worker: NodeId, ready: Ready, now: float) -> list[Effect]:
@@ -112,7 +110,7 @@ class Downstream:
         child = self.children.get(member)
         if child is None:
             return []
-        child.end_session()
+        self.leasing.end_session(child)
         child.tenure += 1
         self.leasing.give_back(member)
         return self.serve_all(now)
@@ -128,7 +126,7 @@ class Downstream:
         effects: list[Effect] = []
         for name, child in self.children.items():
             if child.role == "server" and child.resumed:
-                child.end_session()
+                self.leasing.end_session(child)
                 effects.append(Tell(membership_of(self.name), RaiseFence(name)))
             if child.role == "server":
                 child.tenure += 1

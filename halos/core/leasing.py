@@ -94,6 +94,15 @@ class LeasingState:
     recent_at: float = 0.0  # ... as of then
 
 
+@dataclass(frozen=True, slots=True)
+class _Census:
+    """What demand depends on of the children, until one of them comes or goes."""
+
+    a_round: int  # samples of a round of all workers that are here
+    servers_here: tuple[Child, ...]
+    servers: int  # also those that are away
+
+
 class Leasing:
     """Books of issue over one server's state; the server turns its answers into messages."""
 
@@ -102,6 +111,31 @@ class Leasing:
         self.settings = settings
         self.state = state
         self.ledger = state.ledger
+        self._census: _Census | None = None
+
+    # ------------------------------------------------------------ children come and go
+
+    def let_in(self, name: NodeId, child: Child, fence: int) -> None:
+        """A session of ``child`` begins, which may be a new one."""
+        self.state.children[name] = child
+        child.end_session()
+        child.fence = fence
+        self._census = None
+
+    def end_session(self, child: Child) -> None:
+        child.end_session()
+        self._census = None
+
+    def _count(self) -> _Census:
+        """Taken once for many events: a server may have a thousand children."""
+        children = self.state.children.items()
+        here = [(name, child) for name, child in children if child.fence is not None]
+        self._census = _Census(
+            a_round=sum(self.settings.samples_for(n) for n, c in here if c.role == "worker"),
+            servers_here=tuple(c for _, c in here if c.role == "server"),
+            servers=sum(c.role == "server" for _, c in children),
+        )
+        return self._census
 
     # ------------------------------------------------------------ what is left
 
@@ -179,8 +213,8 @@ class Leasing:
             return None
         size = request.want
         if size > request.need:
-            servers = sum([c.role == "server" for c in self.state.children.values()])
             available = self.ledger.available(child.datasets)
+            servers = (self._census or self._count()).servers
             share = size if math.isinf(available) else int(available) // (2 * servers)
             a_round = self.settings.local_steps * self.settings.batch_size
             size = min(size, max(request.need, share, a_round))
@@ -275,17 +309,14 @@ class Leasing:
         block = self.settings.lease_block
         if block == 0:
             return 0
-        a_round, passed_on = 0, 0
-        for name, child in self.state.children.items():
-            if child.fence is None:
-                continue
-            if child.role == "worker":
-                a_round += self.settings.samples_for(name)
-            elif child.request is not None:  # a branch without workers asks for nothing
+        census = self._census or self._count()
+        passed_on = 0
+        for child in census.servers_here:
+            if child.request is not None:  # a branch without workers asks for nothing
                 passed_on += child.request.want
         if block is not None:
-            return block if a_round else passed_on
-        return max(a_round, passed_on, round(self._decayed(now)))
+            return block if census.a_round else passed_on
+        return max(census.a_round, passed_on, round(self._decayed(now)))
 
     def _issued(self, samples: int, now: float) -> None:
         self.state.recent = self._decayed(now) + samples

@@ -115,17 +115,16 @@ class Ledger:
     ) -> list[Block]:
         """Issue up to ``samples`` positions of one data set to ``child``: returned ones first."""
         taken: list[Block] = []
-        progress = self.progress
         missing = samples
         if self.stock:
             if self.returned:
-                missing = _take_from(self.returned, missing, datasets, taken, progress)
+                missing = _take_from(self.returned, missing, datasets, taken, self.progress)
             missing = _take_from(self.fresh, missing, datasets, taken, None)
             self.stock -= samples - missing
         if missing > 0 and self.sections:
             section = self._section((taken[0].dataset,) if taken else datasets)
             if section is not None:
-                taken.append(section.cut(missing, progress))
+                taken.append(section.cut(missing, self.progress))
         if not taken:
             return taken
         holding = self.held.get(child)
@@ -134,7 +133,8 @@ class Ledger:
         for block in taken:
             holding.add(block.start, block.end)
             self.origins[block.origin] = block.dataset
-            self.seen_progress = max(self.seen_progress, block.progress)
+            if block.progress > self.seen_progress:
+                self.seen_progress = block.progress
         return taken
 
     def receive(self, blocks: Iterable[Block]) -> None:
