@@ -22,7 +22,11 @@ Factor = Annotated[float, Field(gt=0)]
 
 def named(who: str, names: Iterable[str]) -> list[str]:
     """Those of ``names`` that ``who`` stands for; a region's pattern stands for no worker."""
-    return [name for name in names if name.count("/") == who.count("/") and fnmatchcase(name, who)]
+    return [
+        name
+        for name in names
+        if name == who or (name.count("/") == who.count("/") and fnmatchcase(name, who))
+    ]
 
 
 class Variation(Settings):
@@ -53,7 +57,8 @@ class Happening(Settings):
 
     A process that is ``kill``-ed is away until it is to ``return``; a worker may also ``leave``,
     telling its server, and ``join``: before its first time it is not there. A link is ``cut`` until
-    ``mend``. What has happened already (killed twice) happens no second time.
+    ``mend``. What has happened already (killed twice) happens no second time, and what ends is over
+    (killed twice, returned once).
     """
 
     at_s: float = Field(ge=0)
