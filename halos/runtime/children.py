@@ -135,7 +135,7 @@ class Children:
         child = self._known.get(name)
         if child is None or child.instance != instance:
             if child is not None:
-                self._end(child)
+                self._forget(child)
             child = self._known[name] = Child(name, role, instance, self.codecs[role])
         child.expires = time.monotonic() + for_s
 
@@ -204,6 +204,12 @@ class Children:
         child.offers.clear()
         self._at_rest(child)
         child.telemetry = {}
+
+    def _forget(self, child: Child) -> None:
+        """It is nobody's child any more. Who still waits on its stream holds nothing of it."""
+        self._end(child)
+        child.upload = None
+        self._known.pop(child.name, None)
 
     def hang_up(self, name: NodeId) -> None:
         """End the stream of a child; it may come back."""
@@ -286,19 +292,24 @@ class Children:
             child.upload = None
 
     async def upload(self, child: Child, frames: AsyncIterator[UploadFrame]) -> Uploaded:
-        upload, elements = None, 0
+        """Take in what comes. Between two frames the child alone holds the update: a stream that
+        was broken without our knowing keeps none of its memory."""
+        transfer, elements = None, 0
         async for frame in frames:
             if isinstance(frame, Part):
-                upload = self._coming(child, frame.transfer)
-            elif upload is None:
+                transfer = self._coming(child, frame.transfer).transfer
+            elif transfer is None:
                 raise Unacceptable("a stream of chunks begins by saying of what they are")
             else:
-                self._coming(child, upload.transfer)  # still wanted
-                upload.staging.add(frame)
+                self._add(child, transfer, frame)
                 elements += frame.count
-                self.received_bytes += len(frame.data)
-                self._moved(child, _size(upload.manifest))
         return Uploaded(elements)
+
+    def _add(self, child: Child, transfer: bytes, chunk: Chunk) -> None:
+        upload = self._coming(child, transfer)  # if it is still wanted
+        upload.staging.add(chunk)
+        self.received_bytes += len(chunk.data)
+        self._moved(child, _size(upload.manifest))
 
     def commit(self, child: Child, request: Commit) -> None:
         """Hand a whole update to the server; nothing of one that is not whole."""
@@ -330,15 +341,14 @@ class Children:
             self._sweep_once(time.monotonic())
 
     def _sweep_once(self, now: float) -> None:
-        for name, child in list(self._known.items()):
+        for child in list(self._known.values()):
             if child.moves_until is not None and now >= child.moves_until:
-                log.warning("%s: a transfer stands still; the connection is given up", name)
+                log.warning("%s: a transfer stands still; the connection is given up", child.name)
                 child.upload = None
                 self._end(child)
             kept = child.left + KEPT_S if child.upload is not None else child.left
             if not child.connected and now >= max(kept, child.expires + 10 * SWEEP_S):
-                self._end(child)
-                del self._known[name]
+                self._forget(child)
 
 
 def _size(manifest: Manifest) -> int:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
+
+import grpc.aio
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -17,6 +22,7 @@ class LoopThread:
 
     def __init__(self, name: str = "network") -> None:
         self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_unheard)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -49,6 +55,15 @@ class LoopThread:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+
+
+def _unheard(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """gRPC fails so where a peer is gone in the moment that it is answered, and tells nobody."""
+    error = context.get("exception")
+    if isinstance(error, grpc.aio.InternalError):
+        log.debug("a peer was gone before it was answered: %s", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 async def _cancel_others() -> None:

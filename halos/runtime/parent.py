@@ -393,5 +393,9 @@ class ParentLink:
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> Exception:
+    """Without the frames that it came through: they hold whole models, and it is kept a while."""
     error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+    if isinstance(error, BaseExceptionGroup):
+        return _first(error)
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)

@@ -148,7 +148,8 @@ class Serving:
             try:
                 return await answer(request, context)
             except (Unacceptable, ValueError, TakenNameError) as error:
-                return await self._abort(context, error)
+                refused = _alone(error)
+            return await self._abort(context, refused)
 
         return method
 
@@ -159,8 +160,10 @@ class Serving:
             try:
                 async for item in answer(request, context):
                     yield item
+                return
             except (Unacceptable, ValueError) as error:
-                await self._abort(context, error)
+                refused = _alone(error)
+            await self._abort(context, refused)
 
         return method
 
@@ -260,8 +263,10 @@ class Serving:
                 await self.children.talk(child, frames, context.write)
             finally:  # a peer that is killed ends this by a cancellation
                 log.info("%s has left or lost its connection", child.name)
+            return
         except (Unacceptable, ValueError) as error:
-            await self._abort(context, error)
+            refused = _alone(error)
+        await self._abort(context, refused)
 
     async def _begin(self, request: Begin, context: Context) -> Begun:
         child, mine = self._caller(context), self.answers.greeting
@@ -326,6 +331,17 @@ def check_free(listen: str) -> None:
         raise UserError(
             f"--listen {listen}: cannot be listened on ({error.strerror}); give {CHOSEN}"
         ) from error
+
+
+def _alone(error: Exception) -> Exception:
+    """The error without the frames that it came through.
+
+    gRPC keeps what a call was aborted with in a cycle with the call. The frames hold all that has
+    come of an update, which would stay until Python next looks for cycles. (For the same reason
+    nothing is aborted while an error is being handled.)
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
 
 
 def _metadata(context: Context) -> tuple[tuple[str, str | bytes], ...]:
