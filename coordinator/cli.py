@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from coordinator import bench, certs
+from coordinator.compare import compare
 from coordinator.demo import demo
 from coordinator.evaluate import evaluate
 from coordinator.export import export
@@ -20,6 +21,7 @@ from coordinator.init import init
 from coordinator.netem import netem
 from coordinator.replay import replay
 from coordinator.serve import coordinator, server
+from coordinator.simulate import simulate
 from coordinator.status import status
 from coordinator.train import train
 from coordinator.up import up
@@ -58,7 +60,7 @@ def halos(
 for command in (init, up, train, demo, coordinator, server, worker, status):
     app.command()(command)
 app.command("eval")(evaluate)
-for tool in (generate, export, replay, netem):
+for tool in (generate, export, simulate, compare, replay, netem):
     app.command()(tool)
 app.add_typer(certs.app)
 app.add_typer(bench.app)

@@ -1,0 +1,171 @@
+"""``halos simulate``: what a run would do, on modelled machines and networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.process import AsJson, Trace, stopped_by_signals
+from halos.errors import UserError
+
+if TYPE_CHECKING:
+    from halos.simulation.experiment import Experiment
+    from halos.simulation.outcome import Outcome
+    from halos.specification import RunSpecification
+
+Run = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN.toml",
+        help="Model, data and inner optimizer of this specification, not the built-in ones.",
+    ),
+]
+
+
+def simulate(
+    environment: Annotated[
+        str | None, typer.Argument(metavar="ENV", help="A TOML file, or a name from --list.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="From --list, such as halos:k=4.")] = "fast",
+    seed: Annotated[int, typer.Option(min=0, help="Of model, data and chance.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Local steps of all workers; 6144 by default.")
+    ] = None,
+    hours: Annotated[
+        float | None, typer.Option(help="End after so many virtual hours, at the latest.")
+    ] = None,
+    timing_only: Annotated[
+        bool, typer.Option("--timing-only", help="Let time pass and train nothing.")
+    ] = False,
+    run: Run = None,
+    trace: Trace = None,
+    as_json: AsJson = False,
+    listed: Annotated[
+        bool, typer.Option("--list", help="Which environments and methods there are.")
+    ] = False,
+) -> None:
+    """Run a method in an environment on a virtual clock: real gradients, modelled time.
+
+    Ctrl-C ends early, and prints what there is by then.
+
+    Example: halos simulate paper-4x4 --method halos:k=4:up=int4 --steps 1024
+    """
+    if listed:
+        print_list(Console())
+        return
+    if environment is None:
+        raise UserError("ENV: is missing; give a TOML file, or a name from halos simulate --list")
+    if hours is not None and not hours > 0:
+        raise UserError(f"--hours {hours:g}: is not allowed; give a number greater than 0")
+    if timing_only and run is not None:
+        raise UserError(f"--run {run}: has no use with --timing-only; leave one of the two out")
+    console = Console(stderr=as_json)
+    experiment = planned(console, environment, method, seed, steps, hours, timing_only, run)
+    outcome = followed(experiment, trace, console)
+    if as_json:
+        print(json.dumps(outcome.to_json()))
+        return
+    print_outcome(outcome, console)
+
+
+def planned(
+    console: Console,
+    environment: str,
+    method: str,
+    seed: int,
+    steps: int | None,
+    hours: float | None,
+    timing_only: bool,
+    run: Path | None,
+) -> Experiment:
+    """Raises ``UserError``."""
+    from dataclasses import replace
+
+    from coordinator.train import progress_line
+    from halos.simulation import planning
+    from halos.simulation.environment import Environment
+    from halos.simulation.methods import method_of
+
+    where, how = Environment.load(environment), method_of(method)
+    if timing_only:
+        return planning.timing_only(where, how, seed, local_steps=steps, hours=hours)
+    training = planning.Training(
+        where, loaded(run), local_steps=steps, progress=progress_line(console)
+    )
+    experiment = training.experiment(how, seed, hours)
+    return replace(experiment, threads=os.cpu_count() or 1)
+
+
+def loaded(run: Path | None) -> RunSpecification | None:
+    from halos.specification import load_specification
+
+    return None if run is None else load_specification(run)
+
+
+def followed(experiment: Experiment, trace: Path | None, console: Console) -> Outcome:
+    """Simulate to the end or to a signal, showing progress."""
+    import torch
+
+    from coordinator.progress import ShareBar
+    from halos.simulation.experiment import run_experiment
+    from halos.simulation.traced import run_traced
+
+    torch.set_num_threads(1)  # the workers train side by side; and sums are the same everywhere
+    stop = threading.Event()
+    what = f"{experiment.method.name} on {experiment.environment.name}"
+    with ShareBar(console, what) as bar, stopped_by_signals(stop.set):
+        if trace is not None:
+            return run_traced(experiment, trace, progress=bar.show, stop=stop)
+        return run_experiment(experiment, progress=bar.show, stop=stop)
+
+
+def print_outcome(outcome: Outcome, console: Console) -> None:
+    from coordinator.view import curve
+
+    if outcome.points:
+        console.print(*curve(outcome.points), "", sep="\n", highlight=False)
+    if not outcome.finished:
+        console.print("Stopped before the end. What came of it until then:", highlight=False)
+    console.print(told(outcome), highlight=False, soft_wrap=True)
+
+
+def told(outcome: Outcome) -> str:
+    """For a person."""
+    from halos.simulation.units import BYTES, SECONDS, shown
+
+    loss = outcome.final_loss
+    stale, most = outcome.mean_staleness, outcome.max_staleness
+    rows = [
+        ("virtual time", shown(outcome.elapsed_s, SECONDS)),
+        ("final loss", "" if loss is None else f"{loss:.3f} nats a token"),
+        ("trained on", f"{outcome.tokens:,} tokens" if outcome.points else ""),
+        ("local steps", f"{outcome.local_steps:,}"),
+        ("workers computing", f"{outcome.utilization:.0%} of the time"),
+        ("wide-area links", shown(outcome.wide_area_bytes, BYTES)),
+        ("delivered", f"{outcome.delivered:.1%} of the work"),
+        ("staleness", "" if stale is None else f"{stale:.1f} versions in the mean, at most {most}"),
+    ]
+    return "\n".join(f"{name:<18} {value}" for name, value in rows if value)
+
+
+def print_list(console: Console) -> None:
+    from halos.simulation.environment import shipped
+    from halos.simulation.methods import METHODS
+
+    for heading, entries in (("Environments", shipped()), ("Methods", METHODS)):
+        table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
+        for name, about in entries.items():
+            table.add_row(name, about)
+        console.print(f"{heading}:", table, "", sep="\n", highlight=False)
+    console.print(
+        "Settings of a method follow its name after colons: halos:k=4:in_flight=carry",
+        highlight=False,
+        soft_wrap=True,
+    )
