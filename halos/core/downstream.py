@@ -168,14 +168,13 @@ class Downstream:
         if lease is None:
             self.leasing.wait(worker)
             return [Send(worker, Receipt(child.fence, answers))] if answers is not None else []
-        batch = self.settings.leasing.batch_size
         assignment = Assignment(
             number=child.number,
             fence=child.fence,
             answers=answers,
             lease=lease,
-            local_steps=math.ceil(lease.samples / batch),
-            batch_size=batch,
+            local_steps=math.ceil(lease.samples / self.leasing.batch_size),
+            batch_size=self.leasing.batch_size,
             version=self.state.version,
             payload=self.tensors.publish(),
         )

@@ -26,10 +26,6 @@ class LeasingSettings(Settings):
     lease_horizon_s: float = Field(default=30.0, gt=0)
     lease_block: int | None = Field(default=None, ge=0)
 
-    def samples_for(self, worker: NodeId) -> int:
-        """Samples of a full round of ``worker``."""
-        return self.local_steps_of.get(worker, self.local_steps) * self.batch_size
-
 
 @dataclass(slots=True)
 class Child:
@@ -108,7 +104,13 @@ class Leasing:
 
     def __init__(self, server: NodeId, settings: LeasingSettings, state: LeasingState) -> None:
         self.server = server
-        self.settings = settings
+        # Settings read at every event are kept here: to read one of a pydantic model costs more
+        # than much of what is done with it.
+        self.batch_size = settings.batch_size
+        self.local_steps = settings.local_steps
+        self.local_steps_of = settings.local_steps_of
+        self.lease_block = settings.lease_block
+        self.lease_horizon_s = settings.lease_horizon_s
         self.state = state
         self.ledger = state.ledger
         self._census: _Census | None = None
@@ -131,7 +133,7 @@ class Leasing:
         children = self.state.children.items()
         here = [(name, child) for name, child in children if child.fence is not None]
         self._census = _Census(
-            a_round=sum(self.settings.samples_for(n) for n, c in here if c.role == "worker"),
+            a_round=sum(self._round_of(n) for n, c in here if c.role == "worker"),
             servers_here=tuple(c for _, c in here if c.role == "server"),
             servers=sum(c.role == "server" for _, c in children),
         )
@@ -181,7 +183,7 @@ class Leasing:
     def next_lease(self, worker: NodeId, *, now: float) -> Lease | None:
         """Cut a lease for ``worker``: a full round, or what is left once no more can come."""
         child = self.state.children[worker]
-        need = self.settings.samples_for(worker)
+        need = self._round_of(worker)
         if not self._enough(need, child.datasets):
             return None
         blocks = self.ledger.take(need, worker, child.datasets)
@@ -216,7 +218,7 @@ class Leasing:
             available = self.ledger.available(child.datasets)
             servers = (self._census or self._count()).servers
             share = size if math.isinf(available) else int(available) // (2 * servers)
-            a_round = self.settings.local_steps * self.settings.batch_size
+            a_round = self.local_steps * self.batch_size
             size = min(size, max(request.need, share, a_round))
         blocks = self.ledger.take(size, server, child.datasets)
         if not blocks:
@@ -279,6 +281,10 @@ class Leasing:
 
     # ------------------------------------------------------------ how much
 
+    def _round_of(self, worker: NodeId) -> int:
+        """Samples of a full round of ``worker``."""
+        return self.local_steps_of.get(worker, self.local_steps) * self.batch_size
+
     def _enough(self, need: int, datasets: tuple[str, ...]) -> bool:
         return not self.more_may_come or self.ledger.available(datasets) >= max(1, need)
 
@@ -297,7 +303,7 @@ class Leasing:
         for name in self.state.waiting:
             child = self.state.children[name]
             if child.role == "worker":
-                need += self.settings.samples_for(name)
+                need += self._round_of(name)
             elif child.request is not None:
                 need += child.request.need
             if usable:
@@ -306,7 +312,7 @@ class Leasing:
 
     def _ahead(self, now: float) -> int:
         """Samples to keep in stock beyond the need of the moment."""
-        block = self.settings.lease_block
+        block = self.lease_block
         if block == 0:
             return 0
         census = self._census or self._count()
@@ -326,4 +332,4 @@ class Leasing:
         elapsed = now - self.state.recent_at
         if elapsed <= 0:
             return self.state.recent
-        return self.state.recent * math.exp(-elapsed / self.settings.lease_horizon_s)
+        return self.state.recent * math.exp(-elapsed / self.lease_horizon_s)

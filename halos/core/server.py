@@ -65,6 +65,7 @@ class Server:
     ) -> None:
         self.name = name
         self.settings = settings
+        self.stop_after_local_steps = settings.stop_after_local_steps  # read at every event
         self.tensors = tensors
         self.parent = parent
         self.state = state or ServerState(ready=parent is None)
@@ -82,7 +83,9 @@ class Server:
 
     def next_deadline(self) -> float | None:
         """When a child server that holds the run up at its end is given up (DESIGN 5)."""
-        return None if self.state.finished else self.downstream.next_deadline()
+        if self.state.finished or self.state.exhausted_at is None:
+            return None
+        return self.downstream.next_deadline()
 
     def _settle(self, now: float) -> list[Effect]:
         """What the state as it is now calls for, whatever the event was."""
@@ -238,7 +241,7 @@ class Server:
 
     def _finish_if_over(self) -> list[Effect]:
         """The run ends when every sample is credited, or at the steps that a comparison takes."""
-        limit = self.settings.stop_after_local_steps
+        limit = self.stop_after_local_steps
         if limit is not None and self.state.reported.local_steps >= limit:
             return self._finish()
         return self._finish() if self.leasing.state.ledger.all_credited else []

@@ -35,6 +35,7 @@ class Upstream:
         self.downstream = downstream
         self.name = downstream.name
         self.settings = downstream.settings
+        self.accumulation = self.settings.accumulation  # read at every event
         self.state = downstream.state
         self.tensors = downstream.tensors
         self.leasing = downstream.leasing
@@ -50,7 +51,7 @@ class Upstream:
         state = self.state
         if state.push is not None or not state.resumed:
             return []
-        due = state.version >= state.merged_version + self.settings.accumulation
+        due = state.version >= state.merged_version + self.accumulation
         if not (due or self.leasing.draining) or not state.pending:
             return []
         state.sequence += 1

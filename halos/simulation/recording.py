@@ -104,7 +104,8 @@ class Recorder:
         if version == known or known is None:
             return
         stale = staleness(step)
-        assert stale is not None
+        if stale is None:
+            return  # a root that started from an older state
         self._applied += 1
         self._staleness += stale
         self.max_staleness = max(stale, self.max_staleness or 0)
