@@ -32,6 +32,7 @@ class ShareBar:
         self._task = self._bar.add_task(what, total=1.0, also="")
         self._began = time.monotonic()
         self._next = 0.0
+        self._also = ""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -46,10 +47,11 @@ class ShareBar:
         self._bar.stop()
 
     def show(self, share: float, also: str = "") -> None:
-        """``share`` from 0 to 1. May be called as often as one likes."""
+        """``share`` from 0 to 1. As often as you like; a change of ``also`` shows at once."""
         now = time.monotonic()
-        if now < self._next:
+        if now < self._next and also == self._also:
             return
+        self._also = also
         if self._console.is_terminal:
             self._next = now + DRAW_EVERY_S
             self._bar.update(self._task, completed=share, also=also)

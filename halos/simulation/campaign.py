@@ -7,15 +7,16 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from halos.simulation.outcome import Outcome
 from halos.specification import RunSpecification
 
 TICK_S = 0.2
+STEP = 0.005  # of a job, before it tells of its progress again
 STEM_LENGTH = 100
 COMPUTING = ("core", "codec", "training", "simulation")  # rooms whose code decides what comes out
 TELLING = ("campaign.py", "comparison.py", "report.py", "pictures.py")  # and what only tells of it
@@ -100,59 +102,79 @@ def kept(job: Job) -> Outcome | None:
 # ---------------------------------------------------------------- one process a job
 
 
-@dataclass(frozen=True)
-class _Shared:
-    """What parent and children see of each other. ``shares``: how much of each job is done."""
+def _run(job: Job, parent: Connection) -> None:
+    """In a process of its own: tell ``parent`` shares that are done, then the path or the error.
 
-    shares: Any  # an array in shared memory
-    stop: Any  # an event of multiprocessing
-
-
-_shared: _Shared | None = None
-
-
-def _begin(shared: _Shared) -> None:
-    """In a child, before its job: Ctrl-C is the parent's to heed, and without it all is in vain."""
-    global _shared  # noqa: PLW0603  how a pool hands over what cannot travel with a job
-    import signal
-
-    _shared = shared
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    Ctrl-C is the parent's to heed; without the parent all is in vain.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def leave_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=leave_with_parent, daemon=True).start()
-
-
-def _run(index: int, job: Job) -> Outcome | None:
-    """``None`` if it was stopped."""
-    assert _shared is not None
-    shares, asked, stop = _shared.shares, _shared.stop, threading.Event()
-    if asked.is_set():
-        return None
-
-    def heed() -> None:
-        asked.wait()
-        stop.set()
+    told = 0.0
 
     def progress(share: float) -> None:
-        shares[index] = share
+        nonlocal told
+        if share >= told + STEP:
+            told = share
+            parent.send(share)
 
-    threading.Thread(target=heed, daemon=True).start()
-    outcome = run_experiment(job.experiment, progress=progress, stop=stop)
-    if not outcome.finished:
-        return None
+    try:
+        outcome = run_experiment(job.experiment, progress=progress)
+    except UserError as error:
+        parent.send(error)
+        return
     path = job.path()
     partial = path.with_suffix(".part")
     partial.write_text(json.dumps(outcome.to_json()))
     partial.replace(path)
-    return outcome
+    parent.send(path)
+
+
+def _leave_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+@dataclass
+class _Running:
+    """One job under way."""
+
+    process: BaseProcess
+    connection: Connection
+
+    @classmethod
+    def start(cls, job: Job) -> _Running:
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(job, there))
+        process.start()
+        there.close()
+        return cls(process, here)
+
+    def heard(self) -> float | Path:
+        """Raises ``UserError``."""
+        try:
+            said: float | Path | UserError = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            code = self.process.exitcode
+            if code is not None and code < 0:
+                raise UserError(
+                    f"a process that simulated was killed by signal {-code}, perhaps for want of "
+                    "memory; start again with a lower --jobs"
+                ) from None
+            raise RuntimeError("a process that simulated failed; its traceback is above") from None
+        if isinstance(said, UserError):
+            raise said
+        return said
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.join()
+        self.connection.close()
 
 
 def run_campaign(
@@ -168,48 +190,29 @@ def run_campaign(
     ``UserError`` for what a job cannot do, and if a process is killed.
     """
     outcomes = [kept(job) for job in jobs]
-    to_do = [index for index, outcome in enumerate(outcomes) if outcome is None]
-    context = multiprocessing.get_context("spawn")
-    shares = context.RawArray("d", [float(outcome is not None) for outcome in outcomes])
-    shared = _Shared(shares, context.Event())
-    with ProcessPoolExecutor(
-        max(1, min(at_once, len(to_do))),
-        context,
-        _begin,
-        (shared,),
-        max_tasks_per_child=1,  # what one leaves in memory the next need not have
-    ) as pool:
-        futures = {pool.submit(_run, index, jobs[index]): index for index in to_do}
-        try:
-            _wait(futures, outcomes, shared, stop, told)
-        finally:
-            shared.stop.set()
-            pool.shutdown(cancel_futures=True)
+    shares = [float(outcome is not None) for outcome in outcomes]
+    to_do = deque(index for index, outcome in enumerate(outcomes) if outcome is None)
+    running: dict[int, _Running] = {}
+    try:
+        while (to_do or running) and not stop.is_set():
+            while to_do and len(running) < at_once:
+                index = to_do.popleft()
+                running[index] = _Running.start(jobs[index])
+            told(sum(shares) / len(jobs), sum(outcome is not None for outcome in outcomes))
+            for index in _with_news(running):
+                said = running[index].heard()
+                if isinstance(said, Path):
+                    outcomes[index], shares[index] = Outcome.load(said), 1.0
+                    running.pop(index).end()
+                else:
+                    shares[index] = said
+    finally:
+        for one in running.values():
+            one.end()
     return outcomes
 
 
-def _wait(
-    futures: dict[Future[Outcome | None], int],
-    outcomes: list[Outcome | None],
-    shared: _Shared,
-    stop: threading.Event,
-    told: Callable[[float, int], None],
-) -> None:
-    """Fill ``outcomes`` in, as they come."""
-    left = set(futures)
-    while left:
-        done, left = wait(left, TICK_S, FIRST_COMPLETED)
-        for future in done:
-            try:
-                outcomes[futures[future]] = future.result()
-            except BrokenProcessPool as error:
-                raise UserError(
-                    "a process that simulated was killed, perhaps for want of memory; "
-                    "start again with a lower --jobs"
-                ) from error
-        told(sum(shared.shares) / len(outcomes), sum(o is not None for o in outcomes))
-        if stop.is_set() and not shared.stop.is_set():
-            shared.stop.set()
-            for future in left:
-                future.cancel()
-            left = {future for future in left if not future.cancelled()}
+def _with_news(running: Mapping[int, _Running]) -> list[int]:
+    """Waits a moment for some."""
+    ready = wait([one.connection for one in running.values()], TICK_S)
+    return [index for index, one in running.items() if one.connection in ready]

@@ -5,8 +5,7 @@ The only module that knows matplotlib, which is an extra.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -33,6 +32,7 @@ ACTIVITIES: dict[Activity, tuple[str, str]] = {
     "wait": ("#E4E4E4", "waits"),
 }
 MAX_LANES = 96
+BETWEEN_REGIONS = 0.6  # lanes
 NAME_WIDTH = 34  # characters of a method's name on one line
 LOG_FROM = 10.0  # how far the methods' spans differ before time is on a logarithmic axis
 SHOWN = 0.35  # of all that the loss comes down, at least
@@ -47,23 +47,19 @@ STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "savefig.dpi": 150,
 }
 
 Numbers = NDArray[np.float64]
 
 
-@contextmanager
-def plotting(width: float, height: float) -> Iterator[Figure]:
-    """A figure of so many inches, for a file rather than a screen. Raises ``ImportError``."""
-    from matplotlib import rc_context
+def _figure(width: float, height: float) -> Figure:
+    """A figure of so many inches, for a file rather than a screen."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with rc_context(STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        yield figure
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,23 +99,23 @@ def draw_losses(outcomes: Sequence[Outcome], target: float, folder: Path) -> lis
         "loss-over-tokens.png": (amount, lambda p: tokens.of(p.tokens)),
     }
     for name, (label, x_of) in pictures.items():
-        _losses(outcomes, target, x_of, label, folder / name)
+        losses(outcomes, target, x_of, label).savefig(folder / name)
     return [folder / name for name in pictures]
 
 
-def _losses(
-    outcomes: Sequence[Outcome],
-    target: float,
-    x_of: Callable[[Any], float],
-    x_label: str,
-    path: Path,
-) -> None:
+def losses(
+    outcomes: Sequence[Outcome], target: float, x_of: Callable[[Any], float], x_label: str
+) -> Figure:
+    """A line a method, over what ``x_of`` says of an evaluation."""
+    from matplotlib import rc_context
+
     curves = {
         method: Curve.of(list(runs.values()), x_of) for method, runs in by_method(outcomes).items()
     }
     names = {method: wrapped(method) for method in curves}
     lines = sum(1 + name.count("\n") for name in names.values()) + 1
-    with plotting(9.5, max(5.0, 0.9 + 0.185 * lines)) as figure:
+    with rc_context(STYLE):
+        figure = _figure(9.5, max(5.0, 0.9 + 0.185 * lines))
         axes = figure.add_subplot()
         for index, (method, curve) in enumerate(curves.items()):
             colour = COLOURS[index % len(COLOURS)]
@@ -131,7 +127,7 @@ def _losses(
         axes.set(xlabel=x_label, ylabel="validation loss (nats a token)")
         axes.set_title(f"{outcomes[0].environment}: {told_seeds(outcomes)}")
         figure.legend(loc="outside right upper")
-        figure.savefig(path)
+    return figure
 
 
 def _scale(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -157,32 +153,39 @@ def apart(ends: Sequence[float]) -> bool:
 
 
 def draw_timeline(outcome: Outcome, path: Path) -> None:
-    """A lane a worker, of the run's beginning. Raises ``ImportError``, ``OSError``."""
+    """Raises ``ImportError``, ``OSError``."""
+    timeline(outcome).savefig(path)
+
+
+def timeline(outcome: Outcome) -> Figure:
+    """A lane a worker, of the run's beginning."""
+    from matplotlib import rc_context
+
     lanes = list(outcome.lanes.items())[:MAX_LANES]
     end = max((span.end_s for _, spans in lanes for span in spans), default=0.0)
     unit = unit_for(end, SECONDS)
     regions = [list(own) for _, own in groupby(lanes, key=lambda lane: region(lane[0]))]
-    gap = 0.6  # between regions
-    rows = len(lanes) + gap * (len(regions) - 1)
-    with plotting(9.5, 1.5 + 0.17 * rows) as figure:
+    at = {
+        worker: index + BETWEEN_REGIONS * behind
+        for index, (worker, behind) in enumerate(
+            (worker, behind) for behind, own in enumerate(regions) for worker, _ in own
+        )
+    }
+    bottom = max(at.values(), default=0.0) + 0.6
+    with rc_context(STYLE):
+        figure = _figure(9.5, 1.6 + 0.17 * bottom)
         axes = figure.add_subplot()
-        row, ticks, labels = 0.0, list[float](), list[str]()
-        for own in regions:
-            for worker, spans in own:
-                _lane(axes, row, spans, unit)
-                ticks.append(row)
-                labels.append(worker)
-                row += 1
-            row += gap
-        axes.set_yticks(ticks, labels, fontsize=7.5)
+        for worker, spans in lanes:
+            _lane(axes, at[worker], spans, unit)
+        axes.set_yticks(list(at.values()), list(at), fontsize=7.5)
         axes.tick_params(axis="y", length=0)
-        axes.set(xlim=(0, unit.of(end) or 1), ylim=(rows - 0.4, -0.6))
+        axes.set(xlim=(0, unit.of(end) or 1), ylim=(bottom, -0.6))
         axes.set_xlabel(f"virtual time ({unit.name})")
         axes.grid(visible=False, axis="y")
         of_all = f", the first {len(lanes)} workers" if len(outcome.lanes) > len(lanes) else ""
         axes.set_title(f"{wrapped(outcome.method, 80)}\non {outcome.environment}{of_all}")
         _legend(figure)
-        figure.savefig(path)
+    return figure
 
 
 def _lane(axes: Axes, row: float, spans: Sequence[Span], unit: Unit) -> None:
