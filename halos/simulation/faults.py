@@ -183,10 +183,8 @@ class FaultyRun:
             self.ended(who)
 
     def _say_goodbye(self, worker: NodeId) -> None:
-        """The server hears it, unless it is cut off, and has the lease for another at once."""
+        """The server has the lease for another at once, if the worker is in touch with it."""
         session = self.clock.nodes.get(session_of(worker))
-        if not isinstance(session, Session) or worker in self._cut:
-            return
-        if session.state.fence is not None:
+        if isinstance(session, Session) and session.state.fence is not None:
             goodbye = Received(session_of(worker), Leave(session.state.fence))
             self.clock.dispatch(session.membership, goodbye, self.clock.now)

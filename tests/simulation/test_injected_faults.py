@@ -350,6 +350,7 @@ def test_time_passes_for_those_who_return_when_all_are_dead() -> None:
         planned(
             event(10, "kill", "*"),
             event(10, "kill", "*/*"),
+            event(2_500, "kill", "us/0"),
             event(5_000, "return", "*"),
             event(5_000, "return", "*/*"),
         )
