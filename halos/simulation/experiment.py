@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from halos.errors import UserError
 from halos.simulation.laboratory import Laboratory
 from halos.simulation.methods import DataParallel, DiLoCo, Quorum, Servers
 from halos.simulation.outcome import Outcome
@@ -27,13 +28,20 @@ def run_experiment(
     ``progress`` hears of the share that is done. Raises ``UserError`` where the method cannot be
     simulated in this environment, and for data or models that cannot be had.
     """
+    settings = experiment.method.settings
+    environment = experiment.environment
+    if environment.has_faults and not isinstance(settings, Servers):
+        raise UserError(
+            f"method {experiment.method.name}: cannot be simulated in {environment.name}, where "
+            "machines or links fail; give a method of HALoS, or another environment"
+        )
     specification = experiment.specification
     laboratory = Laboratory.of(specification) if specification is not None else None
     world = World(experiment, laboratory, progress, stop or threading.Event())
-    match experiment.method.settings:
-        case Servers() as settings:
+    match settings:
+        case Servers():
             return ServersRun(world, settings).run()
-        case DiLoCo() | DataParallel() as settings:
+        case DiLoCo() | DataParallel():
             return SynchronousRun(world, settings).run()
-        case Quorum() as settings:
+        case Quorum():
             return QuorumRun(world, settings).run()

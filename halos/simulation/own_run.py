@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import add
+
 from halos.errors import UserError
 from halos.runtime.prepare import prepare_model
 from halos.simulation.environment import Environment, EnvironmentRegion
 from halos.simulation.methods import Method, Servers
 from halos.specification import RunSpecification, SyncTable
+from halos.wire.link import LinkSettings
 
 SITE = "coordinator"  # where the root is, and no worker
 FAST_GBPS = 1000.0  # where the specification names no limit
@@ -25,7 +29,8 @@ def environment_of_run(specification: RunSpecification, *, step_ms: float) -> En
 
     Raises ``UserError`` for a tree of more than two levels, which is not simulated.
     """
-    for region in specification.regions:
+    regions = specification.regions
+    for region in regions:
         if region.parent is not None:
             raise UserError(
                 f'[[regions]] "{region.name}" parent: cannot be simulated yet; remove it, or name '
@@ -33,17 +38,8 @@ def environment_of_run(specification: RunSpecification, *, step_ms: float) -> En
             )
     if specification.root.workers:
         raise UserError("[root] workers: cannot be simulated yet; put them into a region")
-    links = [specification.link_of(region.name) for region in specification.regions]
-    rates = [
-        link.rate_mbps / 1e3 if link is not None and link.rate_mbps is not None else FAST_GBPS
-        for link in links
-    ]
-    trips = [link.rtt_ms if link is not None else 0.0 for link in links]
-    inside = [FAST_GBPS]
-    rows = [tuple(inside + rates)] + [
-        tuple([rate] + [FAST_GBPS if a == b else min(rate, other) for b, other in enumerate(rates)])
-        for a, rate in enumerate(rates)
-    ]
+    links = [LinkSettings(), *(specification.link_of(r.name) or LinkSettings() for r in regions)]
+    gbps = [link.rate_mbps / 1e3 if link.rate_mbps is not None else FAST_GBPS for link in links]
     return Environment(
         name=specification.run.name,
         description="as the specification describes it",
@@ -52,8 +48,18 @@ def environment_of_run(specification: RunSpecification, *, step_ms: float) -> En
         root_region=SITE,
         regions=(
             EnvironmentRegion(name=SITE, workers=()),
-            *(EnvironmentRegion(name=r.name, workers=r.workers) for r in specification.regions),
+            *(EnvironmentRegion(name=r.name, workers=r.workers) for r in regions),
         ),
-        bandwidth_gbps=tuple(rows),
-        latency_ms=max(trips) / 2,
+        bandwidth_gbps=_between(gbps, min, FAST_GBPS),
+        latency_ms=_between([link.rtt_ms / 2 for link in links], add, 0.0),
+    )
+
+
+def _between(
+    links: list[float], both: Callable[[float, float], float], inside: float
+) -> tuple[tuple[float, ...], ...]:
+    """From each site to each, over both of their links."""
+    return tuple(
+        tuple(inside if a == b else both(one, other) for b, other in enumerate(links))
+        for a, one in enumerate(links)
     )

@@ -17,7 +17,6 @@ from halos.core.topology import ROOT
 from halos.errors import Interrupted
 from halos.runtime.dispatcher import Trainer
 from halos.runtime.virtual import untrained
-from halos.simulation.environment import EnvironmentModel
 from halos.simulation.methods import Quorum
 from halos.simulation.outcome import Activity, Outcome, Span
 from halos.simulation.world import World
@@ -43,7 +42,7 @@ class QuorumRun:
         self.world, self.settings = world, settings
         environment = world.experiment.environment
         topology = environment.star()
-        self.model = EnvironmentModel(environment, topology)
+        self.model = environment.model_of(topology, world.experiment.seed)
         self.steps = topology.local_steps(settings.h)
         self.workers = [worker.name for worker in topology.workers]
         self.needed = max(1, round(settings.quorum * len(self.workers)))

@@ -19,7 +19,6 @@ from halos.core.topology import WorkerPlace
 from halos.errors import Interrupted
 from halos.runtime.dispatcher import Trainer
 from halos.runtime.virtual import untrained
-from halos.simulation.environment import EnvironmentModel
 from halos.simulation.methods import DataParallel, DiLoCo
 from halos.simulation.outcome import Activity, Outcome, Span
 from halos.simulation.ring import Ring
@@ -73,7 +72,7 @@ class SynchronousRun:
         environment = world.experiment.environment
         topology = environment.tree()
         self.workers: tuple[WorkerPlace, ...] = topology.workers
-        self.model = EnvironmentModel(environment, topology)
+        self.model = environment.model_of(topology, world.experiment.seed)
         self.ring = Ring.of(environment)
         self.steps = self._local_steps()
         self.outer = settings.outer if isinstance(settings, DiLoCo) else PLAIN

@@ -16,14 +16,15 @@ from halos.runtime.dispatcher import Step
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
 from halos.simulation.corrections import AgainstMomentum
-from halos.simulation.environment import EnvironmentModel
+from halos.simulation.faults import FaultyRun, faults_of
 from halos.simulation.links import CompressedLinks, ratio
 from halos.simulation.methods import Servers
+from halos.simulation.modelled_time import EnvironmentModel
 from halos.simulation.outcome import Outcome
 from halos.simulation.recording import Recorder
 from halos.simulation.world import World
 
-EVENTS_A_TICK = 256
+QUIET = MembershipSettings(heartbeat_interval_s=0)  # nobody ever falls silent
 
 
 class SimulatedClock(VirtualClock):
@@ -47,6 +48,7 @@ class ServersRun:
             self.topology,
             up_ratio=ratio(settings.up),
             down_ratio=ratio(settings.down),
+            seed=world.experiment.seed,
         )
         self.sync = settings.resolved(self.topology)
         self.plan = self._plan()
@@ -54,6 +56,7 @@ class ServersRun:
         self.trainers = {
             worker.name: laboratory.trainer() for worker in self.topology.workers if laboratory
         }
+        self._cold = next((t.capture(before=None) for t in self.trainers.values()), {})
         self.clock = self._clock()
         workers = [worker.name for worker in self.topology.workers]
         self.recorder = Recorder(workers, self.model.size_bytes, world.experiment.window_s)
@@ -62,16 +65,24 @@ class ServersRun:
     def run(self) -> Outcome:
         """To the end, to the hours asked for, or until the world is stopped."""
         experiment, clock = self.world.experiment, self.clock
-        until = experiment.until_s
+        faulty = FaultyRun(clock, self.plan, self.topology, ended=self._ended, reborn=self._reborn)
+        faults = faults_of(experiment.environment, self.topology, experiment.seed)
         clock.start()
-        while not clock.finished and not self.world.stopped:
-            before = clock.sequence
-            clock.run(until=until, events=EVENTS_A_TICK)
-            self.world.progress(clock.now, self.root.state.reported.local_steps)
-            if (until is not None and clock.now >= until) or clock.sequence == before:
-                break
+        faulty.run(faults, until=experiment.until_s, tick=self._goes_on)
         clock.close()
         return self._outcome()
+
+    def _goes_on(self) -> bool:
+        self.world.progress(self.clock.now, self.root.state.reported.local_steps)
+        return not self.world.stopped
+
+    def _ended(self, worker: NodeId) -> None:
+        self.recorder.ended(worker, self.clock.now)
+
+    def _reborn(self, worker: NodeId) -> None:
+        """A process that starts again has cold moments."""
+        if worker in self.trainers:
+            self.trainers[worker].restore(self._cold)
 
     @property
     def root(self) -> Server:
@@ -98,7 +109,7 @@ class ServersRun:
         return RunPlan(
             topology=self.topology,
             identity=Identity(run="simulated", model="model", datasets=("text",)),
-            membership=MembershipSettings(heartbeat_interval_s=0),
+            membership=MembershipSettings() if experiment.environment.has_faults else QUIET,
             samples={"text": None},
             server_settings=lambda _: settings,
             tensors=self._tensors,
@@ -150,7 +161,7 @@ class ServersRun:
         ledger = self.root.state.leasing.ledger
         laboratory = self.world.laboratory
         return self.world.outcome(
-            finished=self.clock.finished or self.world.experiment.until_s == now,
+            finished=self.clock.finished or now == self.world.experiment.until_s,
             elapsed_s=now,
             local_steps=reported.local_steps,
             tokens=reported.tokens,

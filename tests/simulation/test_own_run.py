@@ -37,7 +37,8 @@ def test_links_and_workers_are_those_of_the_specification() -> None:
     root, us, eu = environment.bandwidth_gbps
     assert root[1:] == (0.1, 0.01)
     assert (us[0], eu[0], us[2]) == (0.1, 0.01, 0.01)
-    assert environment.latency_ms == 40
+    assert environment.latency_s(0, 1) == environment.latency_s(2, 0) == 0.04
+    assert environment.latency_s(1, 2) == 0.08  # by way of the root
     assert environment.model_bytes == 4 * 123_200
     assert EnvironmentModel(environment, topology).compute_s("us/1", 4, 0.0) == pytest.approx(0.16)
 
