@@ -191,6 +191,7 @@ class VirtualClock(Dispatcher):
 
     def _abandon(self, worker: NodeId) -> None:
         self._undo_round(worker)
+        self._deadlines.pop(worker, None)
         self._heap = [entry for entry in self._heap if entry[2] != worker]
         heapq.heapify(self._heap)
 

@@ -35,7 +35,7 @@ class Ring:
         if rates is not None:
             inside = [rates[i][i] for i in used if len(environment.regions[i].workers) > 1]
             slowest = min([rates[a][b] for a, b in steps] + inside, default=None)
-        latency = environment.latency_ms / 1e3 if steps else 0.0
+        latency = max((environment.latency_s(a, b) for a, b in steps), default=0.0)
         return cls(workers, environment.model_bytes, slowest, len(steps), latency)
 
     @property
