@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from halos.simulation.units import BYTES, SECONDS, TOKENS, Unit, digits, shown, unit_for
+from halos.simulation.units import BYTES, SECONDS, TOKENS, Unit, digits, shown, unit_for, wrapped
 
 if TYPE_CHECKING:
     from halos.simulation.comparison import Comparison, Mean, Row
 
-NAME_WIDTH = 34
+NAME_WIDTH = 22  # leaves room for the rest on 80 characters
 
 Cells = Mapping[str, Callable[["Row"], str]]
 
@@ -41,15 +41,14 @@ def learned(compared: Comparison, first: str) -> Cells:
         f"time to it\n({time.name})": lambda row: reached(row, row.time_s, time),
         f"tokens to it\n({tokens.name or 'each'})": lambda row: reached(row, row.tokens, tokens),
         f"time, of\n{first}'s": lambda row: ratio(row.relative_time),
-        f"{first} at its\nlast loss": lambda row: sooner(row.overtaken),
-        "final\nloss": lambda row: spread(row.final_loss, lambda value: f"{value:.3f}"),
+        f"{first} sooner\nat its end": lambda row: sooner(row.overtaken),
     }
 
 
 def worked() -> Cells:
     """How busy machines and links are, and what comes of it."""
     return {
-        "all the\ntime": lambda row: shown(row.elapsed_s, SECONDS),
+        "final\nloss": lambda row: spread(row.final_loss, lambda value, _: f"{value:.3f}"),
         "workers\ncompute": lambda row: f"{row.utilization:.0%}",
         "wide-area\nlinks": lambda row: shown(row.wide_area_bytes, BYTES),
         "work\ndelivered": lambda row: f"{row.delivered:.0%}",
@@ -59,11 +58,11 @@ def worked() -> Cells:
 
 def _table(rows: Sequence[Row], cells: Cells, title: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), title=title or None, title_justify="left")
-    table.add_column("method", overflow="fold", max_width=NAME_WIDTH, vertical="bottom")
+    table.add_column("method", overflow="fold", vertical="bottom")
     for name in cells:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.method, *(cell(row) for cell in cells.values()))
+        table.add_row(wrapped(row.method, NAME_WIDTH), *(cell(row) for cell in cells.values()))
     return table
 
 
@@ -71,14 +70,15 @@ def reached(row: Row, value: Mean | None, unit: Unit) -> str:
     if value is None:
         return "not reached"
     some = f" ({row.reached} of {row.seeds})" if row.reached < row.seeds else ""
-    return spread(value, lambda amount: digits(unit.of(amount))) + some
+    return spread(value, lambda one, beside: digits(unit.of(one), unit.of(beside))) + some
 
 
-def spread(value: Mean | None, form: Callable[[float], str]) -> str:
-    """Mean and standard deviation."""
+def spread(value: Mean | None, form: Callable[[float, float], str]) -> str:
+    """Mean and standard deviation; ``form`` is told each and the mean."""
     if value is None:
         return ""
-    return form(value.mean) + (f" ± {form(value.deviation)}" if value.deviation is not None else "")
+    mean = form(value.mean, value.mean)
+    return mean if value.deviation is None else f"{mean} ± {form(value.deviation, value.mean)}"
 
 
 def ratio(value: Mean | None) -> str:
@@ -86,7 +86,7 @@ def ratio(value: Mean | None) -> str:
 
 
 def sooner(value: Mean | None) -> str:
-    return "never" if value is None else f"{digits(value.mean)}x sooner"
+    return "never" if value is None else f"{digits(value.mean)}x"
 
 
 def staleness(row: Row) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from halos.simulation.comparison import by_method
 from halos.simulation.outcome import Activity, Outcome, Span
-from halos.simulation.units import SECONDS, TOKENS, Unit, unit_for
+from halos.simulation.units import SECONDS, TOKENS, Unit, unit_for, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +33,6 @@ ACTIVITIES: dict[Activity, tuple[str, str]] = {
 }
 MAX_LANES = 96
 BETWEEN_REGIONS = 0.6  # lanes
-NAME_WIDTH = 34  # characters of a method's name on one line
 LOG_FROM = 10.0  # how far the methods' spans differ before time is on a logarithmic axis
 SHOWN = 0.35  # of all that the loss comes down, at least
 STYLE: dict[Any, Any] = {
@@ -212,14 +211,3 @@ def region(worker: str) -> str:
 def told_seeds(outcomes: Sequence[Outcome]) -> str:
     most = max(len(runs) for runs in by_method(outcomes).values())
     return "one seed" if most == 1 else f"mean of {most} seeds, and the range that they span"
-
-
-def wrapped(method: str, width: int = NAME_WIDTH) -> str:
-    """A long name on several lines, broken where settings begin."""
-    lines = [""]
-    for part in method.split(":"):
-        piece = part if lines == [""] else f":{part}"
-        if lines[-1] and len(lines[-1] + piece) > width:
-            lines.append("  ")
-        lines[-1] += piece
-    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Times, counts and bytes as people write them. Needs no torch."""
+"""Times, counts, bytes and long names as people write them. Needs no torch."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class Unit:
 SECONDS = (Unit("s", 1), Unit("min", 60), Unit("h", 3600), Unit("days", 86400))
 TOKENS = (Unit("", 1), Unit("thousand", 1e3), Unit("M", 1e6), Unit("G", 1e9), Unit("T", 1e12))
 BYTES = (Unit("B", 1), Unit("kB", 1e3), Unit("MB", 1e6), Unit("GB", 1e9), Unit("TB", 1e12))
+NAME_WIDTH = 34  # characters of a method's name on one line
 ENOUGH = {"min": 10, "h": 3, "days": 3}  # of a unit of time, before it is easier to read
 
 
@@ -37,7 +38,19 @@ def shown(amount: float, units: Sequence[Unit]) -> str:
     return f"{digits(unit.of(amount))} {unit.name}".strip()
 
 
-def digits(value: float) -> str:
-    """Three of them, and more only before the point."""
-    places = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{value:,.{places}f}" if value else "0"
+def digits(value: float, beside: float | None = None) -> str:
+    """Three of them, and more only before the point; as many places as ``beside`` has."""
+    size = abs(value if beside is None else beside)
+    places = 0 if size >= 100 else 1 if size >= 10 else 2
+    return f"{value:,.{places}f}" if size else "0"
+
+
+def wrapped(method: str, width: int = NAME_WIDTH) -> str:
+    """A long name on several lines, broken where settings begin."""
+    lines = [""]
+    for part in method.split(":"):
+        piece = part if lines == [""] else f":{part}"
+        if lines[-1] and len(lines[-1] + piece) > width:
+            lines.append("  ")
+        lines[-1] += piece
+    return "\n".join(lines)

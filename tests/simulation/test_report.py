@@ -198,9 +198,9 @@ def test_names_become_files_and_lines() -> None:
     long = ":".join(["halos", *(f"local_momentum=0.{i}" for i in range(20))])
     assert len(stem(long)) < 120
     assert stem(long) != stem(long + "1")
-    lines = pictures.wrapped(LONG).split("\n")
+    lines = units.wrapped(LONG).split("\n")
     assert "".join(line.strip() for line in lines) == LONG
-    assert max(map(len, lines)) <= pictures.NAME_WIDTH + 2
+    assert max(map(len, lines)) <= units.NAME_WIDTH + 2
 
 
 @pytest.mark.parametrize(
