@@ -137,7 +137,6 @@ class SyncTable(Settings):
     accumulation: int | None = Field(default=None, ge=1)
     merge_weight: float | None = Field(default=None, gt=0, le=1)
     in_flight: Literal["drop", "carry"] | None = None
-    delay_correction: bool | None = None
     local: OuterTable = OuterTable()
     root: OuterTable = Field(default=OuterTable(), alias="global")
 
@@ -149,7 +148,6 @@ class ResolvedSync(Settings):
     accumulation: int
     merge_weight: float
     in_flight: Literal["drop", "carry"]
-    delay_correction: bool = False
     local: OuterSettings
     root: OuterSettings
 

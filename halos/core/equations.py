@@ -81,19 +81,6 @@ def merge(theta: Tensor, model: Tensor, merge_weight: float, *, out: Tensor) -> 
     out.add_(model, alpha=merge_weight)
 
 
-def corrected_merge(
-    theta: Tensor, model: Tensor, at_cut: Tensor, merge_weight: float, *, out: Tensor
-) -> None:
-    """Blend in the parent's model as it would be with what was done here since the cut.
-
-    With a weight of 1 this is the delay-corrected merge of LOSCAR-SGD (arXiv 2605.20866)::
-
-        theta = (1 - alpha)*theta + alpha*(model + theta - theta_at_cut)
-    """
-    torch.add(theta, model, alpha=merge_weight, out=out)
-    out.add_(at_cut, alpha=-merge_weight)
-
-
 def carried_base(merged: Tensor, at_cut: Tensor, before_merge: Tensor, *, out: Tensor) -> None:
     """Base after a merge when work done since the cut is kept for the next push (``carry``)::
 

@@ -21,7 +21,6 @@ class ServerSettings(Settings):
     accumulation: int = Field(default=32, ge=1)
     merge_weight: float = Field(default=0.25, gt=0, le=1)
     in_flight: Literal["drop", "carry"] = "drop"
-    delay_correction: bool = False
     drain_timeout_s: float = Field(default=300.0, gt=0)
     stop_after_local_steps: int | None = Field(default=None, ge=1)
 

@@ -14,14 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from halos.core.equations import (
-    OuterSettings,
-    OuterTensors,
-    carried_base,
-    corrected_merge,
-    delayed_nesterov,
-    merge,
-)
+from halos.core.equations import OuterSettings, OuterTensors, carried_base, delayed_nesterov, merge
 from halos.core.fragments import Fragments
 from halos.core.tensors import Payload, RefusalReason
 
@@ -129,25 +122,20 @@ class TorchState:
         self.at_cut = self.theta.read()
         return Fragments([b - t for b, t in zip(self.base, self.theta, strict=True)])
 
-    def blend(
-        self, model: Payload, *, merge_weight: float, carry: bool, corrected: bool = False
-    ) -> None:
+    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
         assert isinstance(model, Fragments) and self.base is not None and self.at_cut is not None
         before = self.theta.read() if carry else None  # held, so that the merge is out of place
+        thetas = list(self.theta)
+        for theta, q, out in zip(thetas, model.tensors, self.theta.write(), strict=True):
+            merge(theta, q, merge_weight, out=out)
         at_cut, self.at_cut = self.at_cut, None
-        parts = list(zip(self.theta, model.tensors, at_cut.tensors, strict=True))
-        for (theta, q, cut), out in zip(parts, self.theta.write(), strict=True):
-            if corrected:
-                corrected_merge(theta, q, cut, merge_weight, out=out)
-            else:
-                merge(theta, q, merge_weight, out=out)
         bases = self.base.write()
         if before is None:
             for merged, out in zip(self.theta, bases, strict=True):
                 out.copy_(merged)
             return
-        carried = zip(self.theta, at_cut.tensors, before.tensors, bases, strict=True)
-        for merged, cut, theta, out in carried:
+        parts = zip(self.theta, at_cut.tensors, before.tensors, bases, strict=True)
+        for merged, cut, theta, out in parts:
             carried_base(merged, cut, theta, out=out)
 
     def adopt(self, model: Payload) -> None:

@@ -53,13 +53,8 @@ class TensorState(Protocol):
         """``base - theta``: all that changed since the last merge. Remembers theta at the cut."""
         ...
 
-    def blend(
-        self, model: Payload, *, merge_weight: float, carry: bool, corrected: bool = False
-    ) -> None:
-        """Merge the parent's model in and set the new base.
-
-        See ``equations.merge``, or ``equations.corrected_merge`` if ``corrected``.
-        """
+    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
+        """Merge the parent's model in and set the new base (see ``equations.merge``)."""
         ...
 
     def adopt(self, model: Payload) -> None:
@@ -95,9 +90,7 @@ class NullState:
     def cut(self) -> Payload:
         return NOTHING
 
-    def blend(
-        self, model: Payload, *, merge_weight: float, carry: bool, corrected: bool = False
-    ) -> None:
+    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
         pass
 
     def adopt(self, model: Payload) -> None:

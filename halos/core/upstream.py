@@ -79,12 +79,7 @@ class Upstream:
 
     def _blend(self, model: Payload, version: int, *, carry: bool) -> None:
         state = self.state
-        self.tensors.blend(
-            model,
-            merge_weight=self.settings.merge_weight,
-            carry=carry,
-            corrected=self.settings.delay_correction,
-        )
+        self.tensors.blend(model, merge_weight=self.settings.merge_weight, carry=carry)
         if not carry:
             state.pending.drop()
         state.push = None

@@ -216,7 +216,6 @@ def server_settings(specification: RunSpecification) -> ServerSettings:
         accumulation=sync.accumulation,
         merge_weight=sync.merge_weight,
         in_flight=sync.in_flight,
-        delay_correction=sync.delay_correction,
         drain_timeout_s=specification.membership.drain_timeout_s,
     )
 

@@ -1,7 +1,8 @@
-"""What others do about stale changes, as a tensor state of a server; were it to win, it would move
-to core."""
+"""What others do about stale changes, as tensor states of a server. One that wins moves to core."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
@@ -27,3 +28,25 @@ class AgainstMomentum(TorchState):
             against = torch.dot(g, m) / size if size > 0 else torch.zeros(())
             corrected.append(g - against * m if against < 0 else g)
         super().apply(Fragments(corrected))
+
+
+class DelayCorrected(TorchState):
+    """Blends in the parent's model as it would be with what was done here since the cut.
+
+    With a weight of 1 this is the delay-corrected merge of LOSCAR-SGD (2605.20866)::
+
+        theta = (1 - alpha)*theta + alpha*(model + theta - theta_at_cut)
+    """
+
+    def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
+        assert isinstance(model, Fragments) and self.at_cut is not None
+        done = zip(model.tensors, self.theta, self.at_cut.tensors, strict=True)
+        ahead = Fragments([q + (theta - cut) for q, theta, cut in done])
+        super().blend(ahead, merge_weight=merge_weight, carry=carry)
+
+
+STATES: Mapping[str, type[TorchState]] = {
+    "none": TorchState,
+    "momentum": AgainstMomentum,
+    "delay": DelayCorrected,
+}

@@ -29,7 +29,7 @@ class Servers(Settings):
     ``h``, ``k``, ``alpha`` are the paper's H, K and merge weight; ``local_*`` is the outer
     optimizer of the regions, the other that of the root, both as quoted. ``up`` and ``down`` are
     the codecs of the wide-area links. Without ``tree`` all workers are attached to the root.
-    ``momentum_correction``: see ``corrections.py``.
+    ``correction``: what is done about staleness, see ``corrections.py``.
     """
 
     h: int = Field(default=8, ge=1)
@@ -49,8 +49,7 @@ class Servers(Settings):
     up: LinkCodec = "fp32"
     down: LinkCodec = "fp32"
     tree: bool = True
-    delay_correction: bool = False
-    momentum_correction: bool = False
+    correction: Literal["none", "momentum", "delay"] = "none"
 
     @classmethod
     def of(cls, sync: SyncTable) -> Servers:
@@ -60,7 +59,6 @@ class Servers(Settings):
             "k": sync.accumulation,
             "alpha": sync.merge_weight,
             "in_flight": sync.in_flight,
-            "delay_correction": sync.delay_correction,
         }
         for prefix, tier in (("local_", sync.local), ("", sync.root)):
             given |= {prefix + short: getattr(tier, name) for short, name in OUTER.items()}
@@ -80,7 +78,6 @@ class Servers(Settings):
             accumulation=self.k,
             merge_weight=self.alpha,
             in_flight=self.in_flight,
-            delay_correction=self.delay_correction,
             local=local,
             **{"global": root},
         )
@@ -176,7 +173,7 @@ NAMED: Mapping[str, tuple[MethodSettings, str]] = {
     "data-parallel": (DataParallel(), "one step together after every gradient"),
     "decoupled-diloco": (Quorum(), "a quorum's changes merged by tokens, after a window of grace"),
     "heloco": (
-        _async(rate=0.7 / 16, momentum=0.9, delay=16, momentum_correction=True),
+        _async(rate=0.7 / 16, momentum=0.9, delay=16, correction="momentum"),
         "stale changes corrected against the outer momentum, at one server",
     ),
     "loscar": (
@@ -185,7 +182,7 @@ NAMED: Mapping[str, tuple[MethodSettings, str]] = {
                 "k": 8,
                 "alpha": 1.0,
                 "in_flight": "carry",
-                "delay_correction": True,
+                "correction": "delay",
                 "local_momentum": 0.0,
                 "local_delay": 1,
             }

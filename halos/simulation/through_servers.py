@@ -9,13 +9,12 @@ from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity, MembershipSettings
 from halos.core.messages import Message, Node, NodeId, Push, Received, WorkerUpdate
 from halos.core.server import Server, ServerSettings
-from halos.core.state import TorchState
 from halos.core.tensors import NullState, TensorState
 from halos.core.topology import ROOT
 from halos.runtime.dispatcher import Step
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
-from halos.simulation.corrections import AgainstMomentum
+from halos.simulation.corrections import STATES
 from halos.simulation.faults import FaultyRun, faults_of
 from halos.simulation.links import CompressedLinks, ratio
 from halos.simulation.methods import Servers
@@ -103,7 +102,6 @@ class ServersRun:
             accumulation=self.sync.accumulation,
             merge_weight=self.sync.merge_weight,
             in_flight=self.sync.in_flight,
-            delay_correction=self.sync.delay_correction,
             stop_after_local_steps=experiment.local_steps,
         )
         return RunPlan(
@@ -120,7 +118,7 @@ class ServersRun:
         if laboratory is None:
             return NullState()
         outer = self.sync.root if server == ROOT else self.sync.local
-        state = AgainstMomentum if settings.momentum_correction else TorchState
+        state = STATES[settings.correction]
         return state.start(laboratory.start, outer, has_parent=server != ROOT)
 
     def _clock(self) -> SimulatedClock:

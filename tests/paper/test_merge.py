@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halos.core.equations import OuterSettings, carried_base, corrected_merge, merge
+from halos.core.equations import OuterSettings, carried_base, merge
 from halos.core.messages import Assignment, Drain, Push, PushAnswer
 from halos.core.samples import Report
 from halos.core.server import Server
@@ -153,46 +153,6 @@ class TestCarry:
         assert values(push.payload) == [4.0]
         assert push.report == Report(1, 4, 40, 80.0, ((8, 12),), ())
         assert theta(region) == 0.75 * 76.0
-
-
-class TestDelayCorrection:
-    """The delay-corrected merge theta = theta_global + (theta_local - theta_snapshot) (LOSCAR-SGD,
-    arXiv 2605.20866), here with any weight: theta += alpha * (q - theta_at_cut).
-    """
-
-    def test_equation(self) -> None:
-        theta, q, cut = (torch.tensor([v]) for v in (76.0, 40.0, 80.0))
-        out = torch.zeros(1)
-        corrected_merge(theta, q, cut, 1.0, out=out)
-        assert out.tolist() == [40.0 - 4.0]
-        corrected_merge(theta, q, cut, 0.25, out=theta)
-        assert theta.tolist() == [0.75 * 76.0 + 0.25 * (40.0 - 4.0)]
-
-    def test_a_region_goes_on_from_the_root_with_what_it_did_meanwhile(self) -> None:
-        region, assignment = started(delay_correction=True, in_flight="carry", merge_weight=1.0)
-        assignment, _ = update(region, assignment, 10.0, 10.0)
-        assignment, _ = update(region, assignment, 4.0)  # in flight
-        answer(region, 1, 50.0)
-        assert theta(region) == 50.0 - 4.0
-        _, push = update(region, assignment, 1.0, 2.0)
-        assert push is not None and values(push.payload) == [4.0 + 1.0 + 2.0]
-
-    def test_dropped_work_shifts_the_start_in_full(self) -> None:
-        region, assignment = started(delay_correction=True, in_flight="drop", merge_weight=1.0)
-        assignment, _ = update(region, assignment, 10.0, 10.0)
-        assignment, _ = update(region, assignment, 4.0)
-        answer(region, 1, 50.0)
-        _, push = update(region, assignment, 1.0, 2.0)
-        assert push is not None and values(push.payload) == [3.0]
-
-    def test_with_nothing_in_between_it_is_the_plain_merge(self) -> None:
-        found = []
-        for corrected in (False, True):
-            region, assignment = started(delay_correction=corrected, merge_weight=0.25)
-            update(region, assignment, 10.0, 10.0)
-            answer(region, 1, 0.0)
-            found.append(theta(region))
-        assert found == [60.0, 60.0]
 
 
 class TestWhenItPushes:
