@@ -158,7 +158,7 @@ def report(
         write_tables(compared, folder, facts)
         draw(compared, done, folder)
     except ImportError:
-        console.print(NO_PICTURES, highlight=False, soft_wrap=True)
+        console.print(NO_PICTURES, markup=False, highlight=False, soft_wrap=True)
     except OSError as error:
         raise UserError(f"--to {folder}: cannot be written: {error.strerror}") from error
     if as_json:
@@ -172,7 +172,8 @@ def report(
             soft_wrap=True,
             highlight=False,
         )
-    console.print(f"Report, pictures and outcomes: {folder}", highlight=False, soft_wrap=True)
+    where = f"Report and outcomes: {folder}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_comparison(compared: Comparison, first: str, console: Console) -> None:

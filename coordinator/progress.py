@@ -20,7 +20,7 @@ class ShareBar:
     def __init__(self, console: Console, what: str) -> None:
         self._console, self._what = console, what
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(elapsed_when_finished=True),
@@ -58,4 +58,4 @@ class ShareBar:
             return
         self._next = now + LINE_EVERY_S
         line = f"{clock(now - self._began)}  {share:4.0%}  {self._what}  {also}"
-        self._console.print(line.rstrip(), highlight=False, soft_wrap=True)
+        self._console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)

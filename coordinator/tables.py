@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from halos.simulation.units import BYTES, SECONDS, TOKENS, Unit, digits, shown, unit_for, wrapped
 
@@ -57,7 +58,9 @@ def worked() -> Cells:
 
 
 def _table(rows: Sequence[Row], cells: Cells, title: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), title=title or None, title_justify="left")
+    table = Table(
+        box=None, padding=(0, 2, 0, 0), title=Text(title) if title else None, title_justify="left"
+    )
     table.add_column("method", overflow="fold", vertical="bottom")
     for name in cells:
         table.add_column(name, justify="right", no_wrap=True)

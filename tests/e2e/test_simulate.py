@@ -106,7 +106,8 @@ def test_methods_are_compared_and_what_is_there_is_taken_up(
     heads = [line.split(" ")[0] for line in done.stdout.splitlines()]
     rows = [head for head in heads if head in ("fast", "diloco")]
     assert rows == ["fast", "diloco"]
-    assert [row["method"] for row in csv.DictReader((folder / "report.csv").open())] == rows
+    with (folder / "report.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)] == rows
     outcomes = {path: path.stat().st_mtime_ns for path in (folder / "outcomes").iterdir()}
     assert len(outcomes) == 2
 
