@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Sequence
@@ -55,11 +56,14 @@ def compare(
 ) -> None:
     """Simulate several methods with several seeds; a table, and files with all of it and pictures.
 
-    What DIR holds of an earlier comparison is not computed again. Ctrl-C ends early and keeps what
-    is finished.
+    What DIR holds already is not computed again. Ctrl-C keeps what is finished.
 
     Example: halos compare paper-4x4 --methods fast,paper,diloco-dynamic --seeds 3
     """
+    if target_loss is not None and not 0 < target_loss < math.inf:
+        raise UserError(
+            f"--target-loss {target_loss:g}: is not allowed; give a number greater than 0"
+        )
     console = Console(stderr=as_json)
     if not console.is_terminal:
         console.width = WIDE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from pathlib import Path
@@ -62,7 +63,7 @@ def simulate(
         return
     if environment is None:
         raise UserError("ENV: is missing; give a TOML file, or a name from halos simulate --list")
-    if hours is not None and not hours > 0:
+    if hours is not None and not 0 < hours < math.inf:
         raise UserError(f"--hours {hours:g}: is not allowed; give a number greater than 0")
     if timing_only and run is not None:
         raise UserError(f"--run {run}: has no use with --timing-only; leave one of the two out")

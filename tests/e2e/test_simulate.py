@@ -157,6 +157,8 @@ def test_ctrl_c_keeps_what_is_finished_and_reports_that(halos: Halos, tmp_path: 
         ("simulate place.toml --method fats", "method fats: there is no such method; did you mean"),
         ("simulate place.toml --method halos:k=0", "halos:k=0: k: "),
         ("simulate place.toml --hours 0", "--hours 0: is not allowed"),
+        ("simulate place.toml --timing-only --hours inf", "--hours inf: is not allowed"),
+        ("compare place.toml --target-loss 0", "--target-loss 0: is not allowed"),
         ("simulate place.toml --run none.toml", "none.toml: there is no such file"),
         ("simulate place.toml --run run.toml --timing-only", "--run run.toml: has no use with"),
         ("simulate place.toml --timing-only --method diloco --trace t", "--trace t: method diloco"),
