@@ -13,10 +13,13 @@ import grpc.aio
 import pytest
 import torch
 
+import halos
 from halos.core.fragments import Fragments, ModelLayout, Parameter
 from halos.core.messages import Heartbeat, Message, Received, WorkerUpdate
 from halos.core.tensors import NOTHING
+from halos.errors import UserError
 from halos.runtime import children as children_module
+from halos.runtime import parent
 from halos.runtime.children import Child, Children, Unacceptable
 from halos.runtime.dispatcher import Step
 from halos.runtime.loop import LoopThread
@@ -385,6 +388,35 @@ def test_two_hundred_updates_broken_off_leave_nothing_behind(stagings: Callable[
     finally:
         loop.close()
         echo.stop()
+
+
+def test_of_two_processes_with_one_name_the_second_is_told_and_the_run_goes_on(
+    specification: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "RETRY_S", (0.01,))
+    told: list[str] = []
+
+    def with_a_double(run: halos.Run) -> Any:
+        with pytest.raises(UserError) as error, halos.join(whole.address("root"), name="0"):
+            pass
+        told.append(str(error.value))
+        return train(run)
+
+    settings = specification(
+        regions=[],
+        root={"workers": 1},
+        training={"local_steps_total": 8, "batch_size": 2},
+    )
+    with whole_run(settings) as whole:
+        whole.end(whole.train(with_a_double, "root", name="0"))
+        ledger = whole.coordinator.server.state.leasing.ledger
+        assert ledger.all_credited and ledger.credited.total == 16
+        assert not whole.coordinator.driver.refusals
+        (sentence,) = told
+        assert sentence == (
+            f"{whole.address('root')}: root/0 is here already as another process; "
+            "stop that one, or take another name"
+        )
 
 
 # ---------------------------------------------------------------- two lanes
