@@ -12,7 +12,7 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from halos.errors import UserError
-from halos.wire.rpc import CLIENT_OPTIONS, Stub
+from halos.wire.rpc import Stub, client_options
 from halos.wire.security import Security, explain
 
 ANSWER_S = 10.0
@@ -22,7 +22,7 @@ ADDRESS = "address"  # the file in a process's directory that says where it list
 def dial(address: str, security: Security) -> grpc.aio.Channel:
     """A channel to a server; nothing is connected yet. Call it where an event loop runs."""
     credentials = security.channel_credentials()
-    options = (*CLIENT_OPTIONS, *security.channel_options())
+    options = (*client_options(), *security.channel_options())
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)
     return grpc.aio.secure_channel(address, credentials, options=options)

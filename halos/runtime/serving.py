@@ -46,7 +46,7 @@ from halos.wire.frames import (
     Uploaded,
     UploadFrame,
 )
-from halos.wire.rpc import SERVER_OPTIONS, generic_handlers
+from halos.wire.rpc import generic_handlers, server_options
 from halos.wire.security import Security, split_address
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Serving:
 
     async def start(self, listen: str) -> str:
         """Begin to listen. Returns the address, with the port that was chosen if it was 0."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(options=server_options())
         self._server.add_generic_rpc_handlers(tuple(self._handlers))
         self._standard = StandardServices(self._server, self._handshakes.called)
         credentials = self.security.server_credentials(self._handshakes.begun)

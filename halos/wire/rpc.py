@@ -13,25 +13,44 @@ from halos.wire.serde import METHODS, MalformedMessage, Method
 
 log = logging.getLogger(__name__)
 
-KEEPALIVE = (
-    # Below what gateways cut idle connections at, and permitted by the other end.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-)
-CLIENT_OPTIONS = (
-    *KEEPALIVE,
-    ("grpc.enable_retries", 0),  # repeats are ours: they have to be known for what they are
-    # Despite its name also what an attempt to connect may take: several round trips, with TLS.
-    ("grpc.min_reconnect_backoff_ms", 10_000),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 2_000),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-SERVER_OPTIONS = (*KEEPALIVE, ("grpc.so_reuseport", 0))
+KEEPALIVE_S = 20.0
+"""A connection that is silent for so long is asked whether it lives, and has as long to answer.
+
+For both ends: below what gateways cut idle connections at, and permitted by the other end.
+"""
+
+CONNECT_S = 10.0  # that an attempt to connect may take: several round trips, with TLS
+Options = tuple[tuple[str, int], ...]
+
+
+def client_options() -> Options:
+    """Of a channel to a server."""
+    return (
+        *_keepalive(),
+        ("grpc.enable_retries", 0),  # repeats are ours: they have to be known for what they are
+        ("grpc.min_reconnect_backoff_ms", int(1000 * CONNECT_S)),  # also limits the attempt itself
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+
+
+def server_options() -> Options:
+    return (*_keepalive(), ("grpc.so_reuseport", 0))
+
+
+def _keepalive() -> Options:
+    asked_ms = int(1000 * KEEPALIVE_S)
+    return (
+        ("grpc.keepalive_time_ms", asked_ms),
+        ("grpc.keepalive_timeout_ms", asked_ms),
+        # Without it the answer is waited for a minute, whatever the line above says.
+        ("grpc.http2.ping_timeout_ms", asked_ms),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", asked_ms // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", asked_ms // 2),
+    )
 
 
 class Stub:

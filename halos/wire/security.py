@@ -334,6 +334,10 @@ NO_SERVER = (
 NO_HOST = "there is no host of this name; correct the address, or look at the name server"
 NOTHING_THERE = "nothing listens there; start the server, or correct the address"
 NO_ROUTE = "cannot be reached from here; look at the address, the firewall and the network"
+SILENT = (
+    "connections are accepted there and nobody answers: the server is held up, or the network "
+    "between lets nothing pass"
+)
 REASONS = {  # what gRPC's details hold: what that means
     "errors resolving": NO_HOST,
     "DNS resolution failed": NO_HOST,
@@ -341,6 +345,9 @@ REASONS = {  # what gRPC's details hold: what that means
     "No route to host": NO_ROUTE,
     "Network is unreachable": NO_ROUTE,
     "Connection timed out": NO_ROUTE,
+    "before receiving SETTINGS": SILENT,
+    "ping timeout": SILENT,
+    "Endpoint closing": SILENT,  # by this end, amid a TLS handshake that takes too long
     "WRONG_VERSION_NUMBER": PLAIN_SERVER,
     "unable to get local issuer": OTHER_AUTHORITY,
     "signature failure": OTHER_AUTHORITY,
