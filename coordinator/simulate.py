@@ -17,7 +17,9 @@ from coordinator.process import AsJson, Trace, stopped_by_signals
 from halos.errors import UserError
 
 if TYPE_CHECKING:
+    from halos.simulation.environment import Environment
     from halos.simulation.experiment import Experiment
+    from halos.simulation.methods import Method
     from halos.simulation.outcome import Outcome
     from halos.specification import RunSpecification
 
@@ -34,7 +36,9 @@ def simulate(
     environment: Annotated[
         str | None, typer.Argument(metavar="ENV", help="A TOML file, or a name from --list.")
     ] = None,
-    method: Annotated[str, typer.Option(help="From --list, such as halos:k=4.")] = "fast",
+    method: Annotated[
+        str | None, typer.Option(help="From --list, such as halos:k=4. By default fast.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of model, data and chance.")] = 0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Local steps of all workers; 6144 by default.")
@@ -46,6 +50,13 @@ def simulate(
         bool, typer.Option("--timing-only", help="Let time pass and train nothing.")
     ] = False,
     run: Run = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Without ENV: simulate RUN itself, its regions, links and settings; a local step "
+            "of its fastest worker takes so many milliseconds."
+        ),
+    ] = None,
     trace: Trace = None,
     as_json: AsJson = False,
     listed: Annotated[
@@ -57,18 +68,29 @@ def simulate(
     Ctrl-C ends early, and prints what there is by then.
 
     Example: halos simulate paper-4x4 --method halos:k=4:up=int4 --steps 1024
+
+    Example: halos simulate --run run.toml --step-ms 30
     """
     if listed:
         print_list(Console())
         return
-    if environment is None:
-        raise UserError("ENV: is missing; give a TOML file, or a name from halos simulate --list")
+    if environment is None and (run is None or step_ms is None):
+        raise UserError(
+            "ENV: is missing; give a TOML file, or a name from halos simulate --list, or --run and "
+            "--step-ms"
+        )
+    if environment is not None and step_ms is not None:
+        raise UserError(f"--step-ms {step_ms:g}: an ENV has its own; leave one of the two out")
+    if step_ms is not None and not 0 < step_ms < math.inf:
+        raise UserError(f"--step-ms {step_ms:g}: is not allowed; give a number greater than 0")
     if hours is not None and not 0 < hours < math.inf:
         raise UserError(f"--hours {hours:g}: is not allowed; give a number greater than 0")
-    if timing_only and run is not None:
+    if timing_only and run is not None and environment is not None:
         raise UserError(f"--run {run}: has no use with --timing-only; leave one of the two out")
     console = Console(stderr=as_json)
-    experiment = planned(console, environment, method, seed, steps, hours, timing_only, run)
+    own = loaded(run)
+    where, how = chosen(environment, method, own, step_ms)
+    experiment = planned(console, where, how, own, seed, steps, hours, timing_only)
     outcome = followed(experiment, trace, console)
     if as_json:
         print(json.dumps(outcome.to_json()))
@@ -76,30 +98,40 @@ def simulate(
     print_outcome(outcome, console)
 
 
+def chosen(
+    environment: str | None, method: str | None, own: RunSpecification | None, step_ms: float | None
+) -> tuple[Environment, Method]:
+    """Where and how: what is named, else as the specification has it. Raises ``UserError``."""
+    from halos.simulation.environment import Environment
+    from halos.simulation.methods import method_of
+    from halos.simulation.own_run import environment_of_run, method_of_run
+
+    if environment is not None:
+        return Environment.load(environment), method_of(method or "fast")
+    assert own is not None and step_ms is not None
+    where = environment_of_run(own, step_ms=step_ms)
+    return where, method_of(method) if method is not None else method_of_run(own)
+
+
 def planned(
     console: Console,
-    environment: str,
-    method: str,
+    where: Environment,
+    how: Method,
+    own: RunSpecification | None,
     seed: int,
     steps: int | None,
     hours: float | None,
     timing_only: bool,
-    run: Path | None,
 ) -> Experiment:
     """Raises ``UserError``."""
     from dataclasses import replace
 
     from coordinator.train import progress_line
     from halos.simulation import planning
-    from halos.simulation.environment import Environment
-    from halos.simulation.methods import method_of
 
-    where, how = Environment.load(environment), method_of(method)
     if timing_only:
         return planning.timing_only(where, how, seed, local_steps=steps, hours=hours)
-    training = planning.Training(
-        where, loaded(run), local_steps=steps, progress=progress_line(console)
-    )
+    training = planning.Training(where, own, local_steps=steps, progress=progress_line(console))
     experiment = training.experiment(how, seed, hours)
     return replace(experiment, threads=os.cpu_count() or 1)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from halos.errors import UserError
 from halos.runtime.prepare import PreparedData, prepare_data, prepare_model
 from halos.simulation.environment import Environment
-from halos.simulation.experiment import Experiment
+from halos.simulation.experiment import Experiment, check
 from halos.simulation.laboratory import specification_of
 from halos.simulation.methods import Method
 from halos.specification import RunSpecification
@@ -79,6 +79,7 @@ class Training:
 
     def experiment(self, method: Method, seed: int, hours: float | None = None) -> Experiment:
         """To the end of the steps, or for so many virtual hours, if these are over sooner."""
+        check(self.environment, method)
         return Experiment(
             environment=self.environment,
             method=method,

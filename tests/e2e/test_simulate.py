@@ -71,6 +71,17 @@ def test_a_specification_of_ones_own_is_trained(halos: Halos) -> None:
     assert int(said["local steps"]) >= 60  # of the specification
 
 
+@pytest.mark.usefixtures("small")
+def test_a_run_of_ones_own_is_simulated_as_it_is(halos: Halos) -> None:
+    done = halos("simulate", "--run", "run.toml", "--step-ms", "50", "--json")
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    assert (outcome["environment"], outcome["method"]) == ("small", "small")
+    assert outcome["finished"] and outcome["final_loss"] < outcome["points"][0]["loss"]
+    # Three equal workers or fewer share 60 steps of 50 ms.
+    assert 60 * 0.05 / 3 <= outcome["elapsed_s"] <= 60 * 0.05
+
+
 def test_ctrl_c_prints_what_there_is(tmp_path: Path) -> None:
     asked = ("simulate", "paper-4x4", "--timing-only", "--steps", "100000000")
     with subprocess.Popen(
@@ -153,6 +164,9 @@ def test_ctrl_c_keeps_what_is_finished_and_reports_that(halos: Halos, tmp_path: 
     ("asked", "said"),
     [
         ("simulate", "ENV: is missing"),
+        ("simulate --run run.toml", "ENV: is missing"),
+        ("simulate place.toml --step-ms 3", "--step-ms 3: an ENV has its own"),
+        ("simulate --run run.toml --step-ms 0", "--step-ms 0: is not allowed"),
         ("simulate paper-4x5", "environment paper-4x5: is neither a file nor"),
         ("simulate place.toml --method fats", "method fats: there is no such method; did you mean"),
         ("simulate place.toml --method halos:k=0", "halos:k=0: k: "),
