@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -12,11 +13,15 @@ import torch
 
 import halos
 from halos.core.fragments import Fragments
-from halos.core.messages import LocalStepsDone
+from halos.core.membership import Session, session_of
+from halos.core.messages import Leave, LocalStepsDone, Node, Received
 from halos.core.server import Server
 from halos.core.state import TorchState
-from halos.runtime.local import open_run
-from halos.runtime.prepare import prepare
+from halos.core.tensors import NullState
+from halos.runtime.inprocess import InProcess
+from halos.runtime.local import ALONE, open_run
+from halos.runtime.plan import RunPlan
+from halos.runtime.prepare import Prepared, prepare
 from halos.specification import RunSpecification
 from halos.training.replica import Replica
 from workers.worker import train
@@ -25,6 +30,7 @@ from .conftest import Spec
 from .whole import END_S, whole_run
 
 STEPS = 90
+Story = list[tuple[int, str, str]]  # at how many credited samples what happens to whom
 
 
 class Driven(ABC):
@@ -33,10 +39,31 @@ class Driven(ABC):
     refusals: Counter[str]
     finished: bool
     root: Server
+    to_come: Story
 
     @abstractmethod
     def run(self, settings: RunSpecification, stop_at: int | None = None) -> None:
         """To the end, or until about ``stop_at`` samples were credited; then save."""
+
+    @abstractmethod
+    def go_through(self, settings: RunSpecification, story: Story) -> None:
+        """To the end, while this happens.
+
+        A worker "ends", or "leaves" with a goodbye, and "starts" from nothing; a region
+        "is cut off" and "is linked".
+        """
+
+    def happens(self, story: Story, act: Callable[[str, str], bool]) -> Callable[..., None]:
+        """To be called now and again: does what is due, once ``act`` says that it could be."""
+        self.to_come = list(story)
+
+        def look(*_: object) -> None:
+            while self.to_come and self.credited() >= self.to_come[0][0]:
+                if not act(*self.to_come[0][1:]):
+                    return
+                del self.to_come[0]
+
+        return look
 
     def credited(self) -> int:
         return self.root.state.leasing.ledger.credited.total
@@ -60,8 +87,91 @@ class InOneProcess(Driven):
             run.save()
             self.refusals = run.driver.refusals
 
+    def go_through(self, settings: RunSpecification, story: Story) -> None:
+        with open_run(prepare(settings)) as run:
+            self.root, driver = run.root, run.driver
+            assert isinstance(driver, InProcess)
+
+            def act(what: str, whom: str) -> bool:
+                match what:
+                    case "ends":
+                        driver.kill(whom)
+                    case "leaves":
+                        say_goodbye(driver, whom)
+                        driver.kill(whom)
+                    case "starts":
+                        driver.trainers[whom] = run.prepared.trainer().run
+                        driver.revive(worker_nodes(run.prepared, whom))
+                    case "is cut off":
+                        driver.cut_link(whom)
+                    case "is linked":
+                        driver.mend_link(whom)
+                return True
+
+            self.finished = driver.run(tick=self.happens(story, act), tick_s=0.001)
+            self.refusals = driver.refusals
+
+
+def say_goodbye(driver: InProcess, worker: str) -> None:
+    session = driver.nodes[session_of(worker)]
+    assert isinstance(session, Session) and session.state.fence is not None
+    goodbye = Received(session_of(worker), Leave(session.state.fence))
+    driver.dispatch(session.membership, goodbye, driver.now)
+
+
+def worker_nodes(prepared: Prepared, name: str) -> dict[str, Node]:
+    """Of a worker that starts from nothing."""
+    topology = prepared.specification.topology
+    plan = RunPlan(
+        topology=topology,
+        identity=prepared.identity,
+        membership=ALONE,
+        samples={},
+        server_settings=lambda _: prepared.server_settings(),
+        tensors=lambda _: NullState(),
+    )
+    return plan.worker_nodes(next(w for w in topology.workers if w.name == name))
+
 
 class OverGrpc(Driven):
+    def go_through(self, settings: RunSpecification, story: Story) -> None:
+        with whole_run(settings, linked=True) as whole:
+            self.root = whole.coordinator.server
+            runs: dict[str, halos.Run] = {}
+            loops: list[Future[Any]] = []
+
+            def start(worker: str) -> None:
+                server, _, name = worker.partition("/")
+
+                def loop(run: halos.Run) -> None:
+                    runs[worker] = run
+                    train(run)
+
+                loops.append(whole.train(loop, server, name=name))
+
+            def act(what: str, whom: str) -> bool:
+                match what:
+                    case "ends" | "leaves":  # e2e/test_kills.py has processes that end unheard
+                        if whom not in runs:
+                            return False  # it has not joined yet
+                        runs.pop(whom).stop()
+                    case "starts":
+                        start(whom)
+                    case "is cut off":
+                        whole.links[whom].cut("reset")
+                    case "is linked":
+                        whole.links[whom].mend()
+                return True
+
+            whole.coordinator.driver.observers.append(self.happens(story, act))
+            for worker in settings.workers:
+                start(worker.name)
+            self.finished = whole.serving["root"].result(timeout=END_S)
+            for each in loops:
+                each.result(timeout=END_S)
+            servers = (whole.coordinator, *whole.regions.values())
+            self.refusals = sum((p.driver.refusals for p in servers), Counter())
+
     def run(self, settings: RunSpecification, stop_at: int | None = None) -> None:
         with whole_run(settings) as whole:
             self.root = whole.coordinator.server
@@ -122,6 +232,28 @@ def test_a_run_comes_to_its_end_with_every_sample_credited_once(
     assert driven.finished
     assert driven.ranges() == [(0, 2 * STEPS)]
     assert not driven.refusals
+
+
+STORIES: dict[str, Story] = {
+    "a worker ends and starts again": [(20, "ends", "us/1"), (100, "starts", "us/1")],
+    "a worker leaves for good": [(20, "leaves", "us/1")],
+    "a worker leaves and comes again": [(20, "leaves", "us/1"), (100, "starts", "us/1")],
+    "a region's only worker ends and starts again": [
+        (20, "ends", "eu/0"),
+        (100, "starts", "eu/0"),
+    ],
+    "a region is cut off and linked again": [(20, "is cut off", "eu"), (100, "is linked", "eu")],
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_whoever_goes_and_comes_back_every_sample_is_credited_once(
+    driven: Driven, specification: Spec, story: str
+) -> None:
+    membership = {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 5.0, "retry_s": 0.1}
+    driven.go_through(specification(membership=membership), STORIES[story])
+    assert driven.finished and not driven.to_come
+    assert driven.ranges() == [(0, 2 * STEPS)]
 
 
 def test_an_update_that_is_not_finite_is_refused_and_counted_and_the_run_goes_on(

@@ -13,6 +13,7 @@ import halos
 from halos.runtime import server_process
 from halos.runtime.server_process import ServerProcess
 from halos.specification import RunSpecification
+from halos.wire.link import LinkSettings, LinkThread
 from halos.wire.security import Security
 
 END_S = 240.0
@@ -26,6 +27,7 @@ class Whole:
     coordinator: ServerProcess
     regions: dict[str, ServerProcess] = field(default_factory=dict)
     serving: dict[str, Future[bool]] = field(default_factory=dict)
+    links: dict[str, LinkThread] = field(default_factory=dict)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
 
     def address(self, server: str) -> str:
@@ -49,8 +51,13 @@ class Whole:
 
 
 @contextmanager
-def whole_run(specification: RunSpecification, traces: Path | None = None) -> Iterator[Whole]:
-    """All servers of ``specification``, listening; each traces into a file of ``traces``."""
+def whole_run(
+    specification: RunSpecification, traces: Path | None = None, *, linked: bool = False
+) -> Iterator[Whole]:
+    """All servers of ``specification``, listening; each traces into a file of ``traces``.
+
+    ``linked``: each region reaches its parent through one of ``links``, which can be cut.
+    """
 
     def trace(name: str) -> Path | None:
         return traces / f"{name}.jsonl" if traces is not None else None
@@ -67,10 +74,14 @@ def whole_run(specification: RunSpecification, traces: Path | None = None) -> It
         for place in specification.topology.servers:
             if place.parent is None:
                 continue
+            address = whole.address(place.parent)
+            if linked:
+                link = stack.enter_context(LinkThread(listen, address, LinkSettings()))
+                whole.links[place.name], address = link, link.address
             process = stack.enter_context(
                 server_process.region(
                     place.name,
-                    whole.address(place.parent),
+                    address,
                     listen,
                     plain,
                     directory=whole.folder / "servers" / place.name,
