@@ -154,14 +154,14 @@ class ResolvedSync(Settings):
 
 PRESETS: Mapping[str, SyncTable] = {
     # The best of a sweep on the environment paper-4x4 (see the README): no momentum, everybody's
-    # mean change twice in his region and once at the root, nothing dropped.
+    # mean change once and a half in his region and once at the root, nothing dropped.
     "fast": SyncTable.model_validate(
         {
             "local_steps": 8,
             "accumulation": 4,
             "merge_weight": 0.25,
             "in_flight": "carry",
-            "local": {"mean_rate": 2.0},
+            "local": {"mean_rate": 1.5},
             "global": {"mean_rate": 1.0},
         }
     ),

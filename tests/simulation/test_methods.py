@@ -32,7 +32,7 @@ def test_a_rate_takes_the_place_of_the_mean_rate_of_a_preset() -> None:
     fast = method_of("fast").settings
     varied = method_of("fast:local_rate=0.125").settings
     assert isinstance(fast, Servers) and isinstance(varied, Servers)
-    assert fast.resolved(topology).local.rate == 0.5
+    assert fast.resolved(topology).local.rate == 0.375
     assert varied.resolved(topology).local.rate == 0.125
     assert varied.resolved(topology).root == fast.resolved(topology).root
 

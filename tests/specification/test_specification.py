@@ -58,7 +58,12 @@ def test_fast_is_what_a_run_starts_from() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "local", "root"),
-    [((4, 4, 4, 4), 0.5, 0.25), ((1, 3, 8), 0.5, 1 / 3), ((2, 0, 2), 1.0, 0.5), ((6,), 1 / 3, 1.0)],
+    [
+        ((4, 4, 4, 4), 0.375, 0.25),
+        ((1, 3, 8), 0.375, 1 / 3),
+        ((2, 0, 2), 0.75, 0.5),
+        ((6,), 0.25, 1.0),
+    ],
 )
 def test_a_mean_rate_is_shared_by_the_children(
     workers: tuple[int, ...], local: float, root: float
