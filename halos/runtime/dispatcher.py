@@ -30,6 +30,7 @@ from halos.core.topology import ROOT
 from halos.wire.roundtrip import RoundTrip
 
 Trainer = Callable[[RunLocalSteps], LocalStepsDone]
+Carry = Callable[[NodeId, NodeId, Message], Message]  # from a sender, to a receiver
 
 
 @frozen
@@ -66,7 +67,8 @@ Observer = Callable[[Step], None]
 class Dispatcher(ABC):
     """Owns the nodes of a run. Subclasses own the clock: ``run`` feeds events until the root ends.
 
-    ``isolate``: what every message goes through on its way; ``None`` hands it over as it is.
+    ``isolate``: what every message goes through on its way; ``None`` hands it over as it is. What
+    differs from link to link is set as ``carry`` in its place.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class Dispatcher(ABC):
     ) -> None:
         self.nodes = nodes
         self.trainers = trainers
-        self.isolate = isolate
+        self.carry: Carry | None = None
+        if isolate is not None:
+            self.carry = lambda _sender, _to, message: isolate(message)
         self.observers: list[Observer] = []
         self.refusals: Counter[str] = Counter()
         self.finished = False
@@ -111,10 +115,6 @@ class Dispatcher(ABC):
     def _abandon(self, worker: NodeId) -> None:
         """Forget what ``worker`` was training."""
 
-    def _transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
-        """How long the driver has a message under way, beyond what it really takes."""
-        return 0.0
-
     def stop(self) -> None:
         """Have ``run`` return soon, with everything in a state that can be captured.
 
@@ -139,15 +139,15 @@ class Dispatcher(ABC):
             for observe in self.observers:  # before anybody hears of it: a trace lacks no cause
                 observe(step)
         for effect in effects:
-            if isinstance(effect, Send):  # nearly all are
+            if isinstance(effect, Send):  # most are, and the others nearly all rounds
                 self._send(name, effect.to, effect.message)
+            elif isinstance(effect, RunLocalSteps):
+                self._train(name, effect)
             else:
                 self._carry_out(name, effect)
 
-    def _carry_out(self, name: NodeId, effect: RunLocalSteps | Tell | Reject | Finish) -> None:
+    def _carry_out(self, name: NodeId, effect: Tell | Reject | Finish) -> None:
         match effect:
-            case RunLocalSteps():
-                self._train(name, effect)
             case Tell(to, notice):
                 self._post(0.0, to, Told(notice))
             case Reject(to, reason, key, fence, detail):
@@ -159,12 +159,13 @@ class Dispatcher(ABC):
     def _send(self, sender: NodeId, to: NodeId, message: Message) -> None:
         if to not in self.nodes or (self._cut and self._is_cut(sender, to)):
             return
-        message = self._carried(sender, to, message)
-        self._post(self._transfer_s(sender, to, message), to, Received(sender, message))
+        if self.carry is not None:
+            message = self.carry(sender, to, message)
+        self._deliver(sender, to, message)
 
-    def _carried(self, sender: NodeId, to: NodeId, message: Message) -> Message:
-        """The message as it arrives."""
-        return message if self.isolate is None else self.isolate(message)
+    def _deliver(self, sender: NodeId, to: NodeId, message: Message) -> None:
+        """Have a message received that nothing holds back."""
+        self._post(0.0, to, Received(sender, message))
 
     # ------------------------------------------------------------ faults
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from halos.core.frozen import frozen
 from halos.core.messages import (
@@ -16,6 +16,7 @@ from halos.core.messages import (
     Message,
     Node,
     NodeId,
+    Received,
     RunLocalSteps,
 )
 from halos.core.tensors import NOTHING
@@ -27,23 +28,16 @@ from halos.wire.roundtrip import RoundTrip
 
 def untrained(job: RunLocalSteps, seconds: float = 0.0) -> LocalStepsDone:
     """The trainer of timing-only simulation."""
-    return LocalStepsDone(
-        lease=job.lease.id,
-        local_steps=job.local_steps,
-        tokens=job.lease.samples,
-        loss=0.0,
-        norm=0.0,
-        seconds=seconds,
-        payload=NOTHING,
-    )
+    lease = job.lease
+    # By position, as everything that is made once a round: by name takes three times as long.
+    return LocalStepsDone(lease.id, job.local_steps, lease.samples, 0.0, 0.0, seconds, NOTHING)
 
 
 @frozen
 class _Round:
     """What a worker trains: only one at a time, as its trainer can do no more."""
 
-    sequence: int
-    lease: str
+    job: RunLocalSteps
     seconds: float
     future: Future[LocalStepsDone] | None
 
@@ -72,7 +66,7 @@ class VirtualClock(Dispatcher):
         self._now = now
         self.sequence = sequence
         self.model = model
-        self._heap: list[tuple[float, int, NodeId, Event | RoundEnds]] = []
+        self._heap: list[tuple[float, int, NodeId, Event | _Round]] = []
         self._deadlines: dict[NodeId, float] = {}
         self.undo = undo or {}
         self._pool = ThreadPoolExecutor(threads) if threads else None
@@ -107,14 +101,14 @@ class VirtualClock(Dispatcher):
 
     def step(self) -> None:
         """Handle the next event."""
-        time, sequence, name, event = heapq.heappop(self._heap)
-        if isinstance(event, RoundEnds):
-            if self._is_abandoned(name, sequence):
+        time, sequence, name, event = heappop(self._heap)
+        if isinstance(event, _Round):
+            if self._is_abandoned(name, event):
                 return
             try:
-                event = self._result(name, event.job)
+                event = self._result(name, event)
             except Interrupted:
-                heapq.heappush(self._heap, (time, sequence, name, event))
+                heappush(self._heap, (time, sequence, name, event))
                 return
         elif isinstance(event, DeadlineReached):
             if self._deadlines.get(name) != time:
@@ -122,7 +116,10 @@ class VirtualClock(Dispatcher):
             del self._deadlines[name]
         self._now = time
         self.dispatch(name, event, time)
-        self._ask_deadline(name)
+        node = self.nodes.get(name)
+        deadline = node.next_deadline() if node is not None else None
+        if deadline is not None or name in self._deadlines:
+            self._set_deadline(name, deadline)
 
     def close(self) -> None:
         """End the threads, abandoning what they compute."""
@@ -131,48 +128,57 @@ class VirtualClock(Dispatcher):
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def under_way(self) -> list[Pending]:
-        return [
-            Pending(time, sequence, name, event)
-            for time, sequence, name, event in sorted(self._heap, key=_order)
-            if not (isinstance(event, RoundEnds) and self._is_abandoned(name, sequence))
-            and not (isinstance(event, DeadlineReached) and self._deadlines.get(name) != time)
-        ]
+        pending: list[Pending] = []
+        for time, sequence, name, event in sorted(self._heap, key=_order):
+            if isinstance(event, _Round):
+                if not self._is_abandoned(name, event):
+                    pending.append(Pending(time, sequence, name, RoundEnds(event.job)))
+            elif not isinstance(event, DeadlineReached) or self._deadlines.get(name) == time:
+                pending.append(Pending(time, sequence, name, event))
+        return pending
 
     def restore(self, pending: list[Pending]) -> None:
-        self._heap = [(p.time, p.sequence, p.node, p.event) for p in pending]
-        heapq.heapify(self._heap)
+        self._heap = []
         for entry in pending:
+            event: Event | _Round
             if isinstance(entry.event, RoundEnds):
-                job = entry.event.job
-                seconds = self.model.compute_s(entry.node, job.local_steps, self._now)
-                self._submit(entry.sequence, entry.node, job, seconds)
-            elif isinstance(entry.event, DeadlineReached):
-                self._deadlines[entry.node] = entry.time
+                event = self._begin(entry.node, entry.event.job)
+            else:
+                event = entry.event
+                if isinstance(event, DeadlineReached):
+                    self._deadlines[entry.node] = entry.time
+            self._heap.append((entry.time, entry.sequence, entry.node, event))
+        heapify(self._heap)
 
-    def _post(self, delay_s: float, node: NodeId, event: Event | RoundEnds) -> None:
+    def _post(self, delay_s: float, node: NodeId, event: Event | _Round) -> None:
         self.sequence += 1
-        heapq.heappush(self._heap, (self._now + delay_s, self.sequence, node, event))
+        heappush(self._heap, (self._now + delay_s, self.sequence, node, event))
+
+    def _deliver(self, sender: NodeId, to: NodeId, message: Message) -> None:
+        self._post(self.model.transfer_s(sender, to, message), to, Received(sender, message))
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
-        self._undo_round(worker)
-        seconds = self.model.compute_s(worker, job.local_steps, self._now)
-        self._post(seconds, worker, RoundEnds(job))
-        self._submit(self.sequence, worker, job, seconds)
+        if worker in self._rounds:
+            self._undo_round(worker)
+        training = self._begin(worker, job)
+        self._post(training.seconds, worker, training)
 
-    def _submit(self, sequence: int, worker: NodeId, job: RunLocalSteps, seconds: float) -> None:
+    def _begin(self, worker: NodeId, job: RunLocalSteps) -> _Round:
         future = None
         if self._pool is not None and worker in self.trainers:
             future = self._pool.submit(self.trainers[worker], job)
-        self._rounds[worker] = _Round(sequence, job.lease.id, seconds, future)
+        seconds = self.model.compute_s(worker, job.local_steps, self._now)
+        training = self._rounds[worker] = _Round(job, seconds, future)
+        return training
 
-    def _result(self, worker: NodeId, job: RunLocalSteps) -> LocalStepsDone:
-        trainer, under_way = self.trainers.get(worker), self._rounds[worker]
+    def _result(self, worker: NodeId, training: _Round) -> LocalStepsDone:
+        trainer = self.trainers.get(worker)
         if trainer is None:
-            done = untrained(job, under_way.seconds)
+            done = untrained(training.job, training.seconds)
         else:
-            done = under_way.future.result() if under_way.future else trainer(job)
+            done = training.future.result() if training.future else trainer(training.job)
             # Time is modelled here, and two runs of the same seed have the same trace.
-            done = replace(done, seconds=under_way.seconds)
+            done = replace(done, seconds=training.seconds)
         del self._rounds[worker]
         return done
 
@@ -183,33 +189,26 @@ class VirtualClock(Dispatcher):
             return
         wait([given_up.future])
         if worker in self.undo:
-            self.undo[worker](given_up.lease)
+            self.undo[worker](given_up.job.lease.id)
 
-    def _is_abandoned(self, worker: NodeId, sequence: int) -> bool:
-        current = self._rounds.get(worker)
-        return current is None or current.sequence != sequence
+    def _is_abandoned(self, worker: NodeId, training: _Round) -> bool:
+        return self._rounds.get(worker) is not training
 
     def _abandon(self, worker: NodeId) -> None:
         self._undo_round(worker)
         self._deadlines.pop(worker, None)
         self._heap = [entry for entry in self._heap if entry[2] != worker]
-        heapq.heapify(self._heap)
+        heapify(self._heap)
 
-    def _transfer_s(self, sender: NodeId, to: NodeId, message: Message) -> float:
-        return self.model.transfer_s(sender, to, message)
-
-    def _ask_deadline(self, name: NodeId) -> None:
-        node = self.nodes.get(name)
-        deadline = node.next_deadline() if node is not None else None
+    def _set_deadline(self, name: NodeId, deadline: float | None) -> None:
         if deadline is None:
-            if name in self._deadlines:
-                del self._deadlines[name]
+            del self._deadlines[name]
         elif self._deadlines.get(name) != max(deadline, self._now):
             self.sequence += 1
             time = max(deadline, self._now)
             self._deadlines[name] = time
-            heapq.heappush(self._heap, (time, self.sequence, name, DeadlineReached()))
+            heappush(self._heap, (time, self.sequence, name, DeadlineReached()))
 
 
-def _order(entry: tuple[float, int, NodeId, Event | RoundEnds]) -> tuple[float, int]:
+def _order(entry: tuple[float, int, NodeId, Event | _Round]) -> tuple[float, int]:
     return entry[0], entry[1]

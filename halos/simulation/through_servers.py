@@ -7,7 +7,7 @@ import os
 from halos.core.fragments import Fragments
 from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity, MembershipSettings
-from halos.core.messages import Message, Node, NodeId, Push, Received, WorkerUpdate
+from halos.core.messages import Node, NodeId, Push, Received, WorkerUpdate
 from halos.core.server import Server, ServerSettings
 from halos.core.tensors import NullState, TensorState
 from halos.core.topology import ROOT
@@ -24,15 +24,6 @@ from halos.simulation.recording import Recorder
 from halos.simulation.world import World
 
 QUIET = MembershipSettings(heartbeat_interval_s=0)  # nobody ever falls silent
-
-
-class SimulatedClock(VirtualClock):
-    """Modelled time, and links that change what crosses them."""
-
-    links: CompressedLinks | None = None
-
-    def _carried(self, sender: NodeId, to: NodeId, message: Message) -> Message:
-        return message if self.links is None else self.links(sender, to, message)
 
 
 class ServersRun:
@@ -59,7 +50,9 @@ class ServersRun:
         self.clock = self._clock()
         workers = [worker.name for worker in self.topology.workers]
         self.recorder = Recorder(workers, self.model.size_bytes, world.experiment.window_s)
-        self.clock.observers += [self.recorder, self._measure]
+        self.clock.observers.append(self.recorder)
+        if laboratory is not None:
+            self.clock.observers.append(self._measure)
 
     def run(self) -> Outcome:
         """To the end, to the hours asked for, or until the world is stopped."""
@@ -121,10 +114,10 @@ class ServersRun:
         state = STATES[settings.correction]
         return state.start(laboratory.start, outer, has_parent=server != ROOT)
 
-    def _clock(self) -> SimulatedClock:
+    def _clock(self) -> VirtualClock:
         nodes: dict[NodeId, Node] = self.plan.nodes()
         threads = min(os.cpu_count() or 1, self.world.experiment.threads)
-        clock = SimulatedClock(
+        clock = VirtualClock(
             nodes,
             self.model,
             {name: trainer.run for name, trainer in self.trainers.items()},
@@ -134,14 +127,15 @@ class ServersRun:
         laboratory = self.world.laboratory
         compressed = {self.settings.up, self.settings.down} != {"fp32"}
         if laboratory is not None and compressed:
-            clock.links = CompressedLinks(self.settings.up, self.settings.down, laboratory.start)
+            clock.carry = CompressedLinks(self.settings.up, self.settings.down, laboratory.start)
         for trainer in self.trainers.values():
             trainer.stop = self.world.stop
         return clock
 
     def _measure(self, step: Step) -> None:
         laboratory = self.world.laboratory
-        if laboratory is None or step.node != ROOT or not isinstance(step.event, Received):
+        assert laboratory is not None
+        if step.node != ROOT or not isinstance(step.event, Received):
             return
         if isinstance(step.event.message, Push | WorkerUpdate):
             reported = self.root.state.reported
