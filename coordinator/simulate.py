@@ -57,6 +57,12 @@ def simulate(
             "of its fastest worker takes so many milliseconds."
         ),
     ] = None,
+    exchange_ms: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Beside --step-ms: milliseconds a worker waits for its server each round."
+        ),
+    ] = 0.0,
     trace: Trace = None,
     as_json: AsJson = False,
     listed: Annotated[
@@ -89,7 +95,7 @@ def simulate(
         raise UserError(f"--run {run}: has no use with --timing-only; leave one of the two out")
     console = Console(stderr=as_json)
     own = loaded(run)
-    where, how = chosen(environment, method, own, step_ms)
+    where, how = chosen(environment, method, own, step_ms, exchange_ms)
     experiment = planned(console, where, how, own, seed, steps, hours, timing_only)
     outcome = followed(experiment, trace, console)
     if as_json:
@@ -99,7 +105,11 @@ def simulate(
 
 
 def chosen(
-    environment: str | None, method: str | None, own: RunSpecification | None, step_ms: float | None
+    environment: str | None,
+    method: str | None,
+    own: RunSpecification | None,
+    step_ms: float | None,
+    exchange_ms: float,
 ) -> tuple[Environment, Method]:
     """Where and how: what is named, else as the specification has it. Raises ``UserError``."""
     from halos.simulation.environment import Environment
@@ -109,7 +119,7 @@ def chosen(
     if environment is not None:
         return Environment.load(environment), method_of(method or "fast")
     assert own is not None and step_ms is not None
-    where = environment_of_run(own, step_ms=step_ms)
+    where = environment_of_run(own, step_ms=step_ms, exchange_ms=exchange_ms)
     return where, method_of(method) if method is not None else method_of_run(own)
 
 

@@ -24,8 +24,12 @@ def method_of_run(specification: RunSpecification) -> Method:
     return Method(specification.run.name, servers.model_copy(update={"up": codec, "down": codec}))
 
 
-def environment_of_run(specification: RunSpecification, *, step_ms: float) -> Environment:
-    """The run's regions and links; ``step_ms``: one local step on the fastest worker.
+def environment_of_run(
+    specification: RunSpecification, *, step_ms: float, exchange_ms: float = 0.0
+) -> Environment:
+    """The run's regions and links. ``step_ms``: one local step on the fastest worker.
+
+    ``exchange_ms``: what a worker waits for its server between two rounds.
 
     Raises ``UserError`` for a tree of more than two levels, which is not simulated.
     """
@@ -51,7 +55,7 @@ def environment_of_run(specification: RunSpecification, *, step_ms: float) -> En
             *(EnvironmentRegion(name=r.name, workers=r.workers) for r in regions),
         ),
         bandwidth_gbps=_between(gbps, min, FAST_GBPS),
-        latency_ms=_between([link.rtt_ms / 2 for link in links], add, 0.0),
+        latency_ms=_between([link.rtt_ms / 2 for link in links], add, exchange_ms / 2),
     )
 
 
