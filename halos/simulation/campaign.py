@@ -96,7 +96,7 @@ def kept(job: Job) -> Outcome | None:
     try:
         return Outcome.load(path) if path.exists() else None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); remove it") from error
+        raise UserError(f"{path}: is no whole outcome; remove it") from error
 
 
 # ---------------------------------------------------------------- one process a job
@@ -124,11 +124,21 @@ def _run(job: Job, parent: Connection) -> None:
     except UserError as error:
         parent.send(error)
         return
-    path = job.path()
+    try:
+        parent.send(written(outcome, job.path()))
+    except OSError as error:
+        parent.send(UserError(f"{job.folder}: cannot be written: {error.strerror}"))
+
+
+def written(outcome: Outcome, path: Path) -> Path:
+    """Whole or not at all."""
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps(outcome.to_json()))
-    partial.replace(path)
-    parent.send(path)
+    try:
+        partial.write_text(json.dumps(outcome.to_json()))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
 
 
 def _leave_with_parent() -> None:
@@ -150,7 +160,12 @@ class _Running:
         context = multiprocessing.get_context("spawn")
         here, there = context.Pipe(duplex=False)
         process = context.Process(target=_run, args=(job, there))
-        process.start()
+        # A child that is still importing would answer Ctrl-C with a traceback.
+        heeded = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heeded)
         there.close()
         return cls(process, here)
 

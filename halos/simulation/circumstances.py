@@ -75,6 +75,6 @@ class Outage(Settings):
 
     kind: Literal["kill", "cut"]
     who: str
-    every_s: float = Field(gt=0)
-    lasting_s: float = Field(gt=0)
+    every_s: float = Field(ge=1)
+    lasting_s: float = Field(ge=1)
     fixed: bool = False

@@ -68,18 +68,20 @@ class Environment(Settings):
 
     Transfer time is ``bytes * 8 / bandwidth`` plus latency. ``bandwidth_gbps[a][b]`` in Gbit/s, the
     diagonal inside a region; ``None`` takes no time. ``one_way_ms`` (``latency_ms`` in the file): a
-    number between all regions, or such a matrix. ``model_bytes`` is what one model or update weighs
-    on every link. The last three: see ``circumstances.py``.
+    number between all regions, or such a matrix. ``round_trips``: how often what is to be sent from
+    region to region is announced and asked for before it flows. ``model_bytes`` is what one model
+    or update weighs on every link. The last three: see ``circumstances.py``.
     """
 
     name: str
     description: str = ""
-    step_ms: float = Field(gt=0)  # one local step at speed 1.0, the fastest worker's
-    model_bytes: int = Field(default=0, ge=0)
+    step_ms: float = Field(gt=0, le=1e9)  # one local step at speed 1.0, the fastest worker's
+    model_bytes: int = Field(default=0, ge=0, le=10**15)
     root_region: str
     regions: tuple[EnvironmentRegion, ...] = Field(min_length=1)
     bandwidth_gbps: Bandwidths | None = None
     one_way_ms: Latency = Field(default=0.0, alias="latency_ms")
+    round_trips: float = Field(default=0.0, ge=0)
     variations: tuple[Variation, ...] = ()
     events: tuple[Happening, ...] = ()
     outages: tuple[Outage, ...] = ()

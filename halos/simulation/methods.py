@@ -32,8 +32,8 @@ class Servers(Settings):
     ``correction``: what is done about staleness, see ``corrections.py``.
     """
 
-    h: int = Field(default=8, ge=1)
-    k: int = Field(default=32, ge=1)
+    h: int = Field(default=8, ge=1, le=10**6)
+    k: int = Field(default=32, ge=1, le=10**6)
     alpha: float = Field(default=0.25, gt=0, le=1)
     in_flight: Literal["drop", "carry"] = "drop"
     local_rate: float | None = Field(default=None, gt=0)
@@ -109,7 +109,7 @@ class DiLoCo(Settings):
     (dynamic local updates, 2401.09135).
     """
 
-    h: int = Field(default=32, ge=1)
+    h: int = Field(default=32, ge=1, le=10**6)
     rate: float = Field(default=0.7, gt=0)
     momentum: float = Field(default=0.9, ge=0, lt=1)
     dynamic: bool = False
@@ -130,7 +130,7 @@ class Quorum(Settings):
     the quorum took are waited for as well.
     """
 
-    h: int = Field(default=32, ge=1)
+    h: int = Field(default=32, ge=1, le=10**6)
     quorum: float = Field(default=0.5, gt=0, le=1)
     grace: float = Field(default=0.25, ge=0)
     rate: float = Field(default=0.7, gt=0)

@@ -103,11 +103,12 @@ class _Bulk:
     def of(cls, environment: Environment, ratio: float, latency_s: dict[Link, float]) -> _Bulk:
         rates = environment.bandwidth_gbps
         size = round(environment.model_bytes * ratio)
-        if rates is None:
-            return cls(size, latency_s)
-        return cls(
-            size, {(a, b): s + size * 8 / (rates[a][b] * 1e9) for (a, b), s in latency_s.items()}
-        )
+        trips = 1 + 2 * environment.round_trips
+        seconds = {(a, b): s * trips if a != b else s for (a, b), s in latency_s.items()}
+        if rates is not None:
+            for a, b in seconds:
+                seconds[a, b] += size * 8 / (rates[a][b] * 1e9)
+        return cls(size, seconds)
 
 
 def _below_root(topology: Topology) -> tuple[ServerPlace | WorkerPlace, ...]:

@@ -11,6 +11,7 @@ from halos.core.messages import Node, NodeId, Push, Received, WorkerUpdate
 from halos.core.server import Server, ServerSettings
 from halos.core.tensors import NullState, TensorState
 from halos.core.topology import ROOT
+from halos.errors import UserError
 from halos.runtime.dispatcher import Step
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
@@ -23,6 +24,7 @@ from halos.simulation.outcome import Outcome
 from halos.simulation.recording import Recorder
 from halos.simulation.world import World
 
+STALL_S = 10 * 86400.0  # virtual: longer than any round worth simulating
 QUIET = MembershipSettings(heartbeat_interval_s=0)  # nobody ever falls silent
 
 
@@ -46,6 +48,7 @@ class ServersRun:
         self.trainers = {
             worker.name: laboratory.trainer() for worker in self.topology.workers if laboratory
         }
+        self._reached, self._reached_at = 0, 0.0
         self._cold = next((t.capture(before=None) for t in self.trainers.values()), {})
         self.clock = self._clock()
         workers = [worker.name for worker in self.topology.workers]
@@ -65,7 +68,17 @@ class ServersRun:
         return self._outcome()
 
     def _goes_on(self) -> bool:
-        self.world.progress(self.clock.now, self.root.state.reported.local_steps)
+        """Raises ``UserError`` when nothing comes of the run any more."""
+        now, reached = self.clock.now, self.root.state.reported.local_steps
+        self.world.progress(now, reached)
+        if reached != self._reached:
+            self._reached, self._reached_at = reached, now
+        elif self.world.experiment.until_s is None and now > self._reached_at + STALL_S:
+            raise UserError(
+                f"method {self.world.experiment.method.name}: nothing reached the root for "
+                f"{STALL_S / 86400:.0f} days after {reached} local steps; give --hours, a lower k, "
+                "or an environment in which workers stay"
+            )
         return not self.world.stopped
 
     def _ended(self, worker: NodeId) -> None:

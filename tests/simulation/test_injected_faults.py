@@ -16,12 +16,16 @@ from halos.core.messages import Push, Received, RunLocalSteps
 from halos.core.server import Server, ServerSettings
 from halos.core.tensors import NullState
 from halos.core.topology import ROOT, Topology
+from halos.errors import UserError
 from halos.runtime.dispatcher import Step
 from halos.runtime.plan import RunPlan
 from halos.runtime.trace import TraceWriter
 from halos.runtime.virtual import VirtualClock
+from halos.simulation import through_servers
 from halos.simulation.environment import Environment
+from halos.simulation.experiment import Experiment, run_experiment
 from halos.simulation.faults import Fault, FaultyRun, faults_of
+from halos.simulation.methods import method_of
 
 FLAKY = Environment.load("flaky-spot")
 HOUR_S = 3_600.0
@@ -358,3 +362,11 @@ def test_time_passes_for_those_who_return_when_all_are_dead() -> None:
     assert run.run(until=HOUR_S * 3)
     assert min(at for at in run.began("us/0") if at > 10) > 5_000
     assert run.credited == run.samples
+
+
+def test_a_run_that_comes_to_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(through_servers, "STALL_S", HOUR_S)
+    deserted = environment(events=[event(60, "leave", "*/*")])
+    experiment = Experiment(deserted, method_of("halos:k=1000"), local_steps=10**6)
+    with pytest.raises(UserError, match="nothing reached the root for"):
+        run_experiment(experiment)

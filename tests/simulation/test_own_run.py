@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from halos.core.messages import BlockRequest, Push, WorkerUpdate
+from halos.core.samples import Report
+from halos.core.tensors import NOTHING
 from halos.errors import UserError
 from halos.simulation.environment import EnvironmentModel
 from halos.simulation.methods import Servers
@@ -41,6 +44,17 @@ def test_links_and_workers_are_those_of_the_specification() -> None:
     assert environment.latency_s(1, 2) == 0.08  # by way of the root
     assert environment.model_bytes == 4 * 123_200
     assert EnvironmentModel(environment, topology).compute_s("us/1", 4, 0.0) == pytest.approx(0.16)
+
+
+def test_what_is_sent_between_regions_is_announced_and_asked_for_first() -> None:
+    environment = environment_of_run(specification(), step_ms=20, exchange_ms=6)
+    model = EnvironmentModel(environment, environment.tree())
+    push = Push(1, 1, 0, Report(), NOTHING)
+    alone = 4 * 123_200 * 8 / 0.1e9
+    assert model.transfer_s("us", "root", push) == pytest.approx(4.5 * 0.04 + alone)
+    assert model.transfer_s("us", "root", BlockRequest(1, 1, 1, 1)) == pytest.approx(0.04)
+    update = WorkerUpdate("us/0/1/1", 1, 0, 1, 1, 0.0, 0.0, 0.0, NOTHING)
+    assert model.transfer_s("us/0", "us", update) == pytest.approx(0.003, abs=1e-5)
 
 
 def test_the_method_is_that_of_the_specification() -> None:
