@@ -253,5 +253,5 @@ def test_a_changed_program_computes_again(tmp_path: Path, monkeypatch: pytest.Mo
 def test_an_outcome_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     asked = job(tmp_path)
     asked.path().write_text("{}")
-    with pytest.raises(ValueError, match=f"{asked.path()}: cannot be read .*; remove it"):
+    with pytest.raises(ValueError, match=f"{asked.path()}: is no whole outcome; remove it"):
         kept(asked)
