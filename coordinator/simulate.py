@@ -41,7 +41,12 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of model, data and chance.")] = 0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Local steps of all workers; 6144 by default.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Local steps of all workers, 6144 by default; a run ends with the first change at "
+            "the root that brings the steps known there to as many.",
+        ),
     ] = None,
     hours: Annotated[
         float | None, typer.Option(help="End after so many virtual hours, at the latest.")
@@ -78,7 +83,7 @@ def simulate(
     Example: halos simulate --run run.toml --step-ms 30
     """
     if listed:
-        print_list(Console())
+        print_list(Console(), as_json)
         return
     if environment is None and (run is None or step_ms is None):
         raise UserError(
@@ -198,10 +203,13 @@ def told(outcome: Outcome) -> str:
     return "\n".join(f"{name:<18} {value}" for name, value in rows if value)
 
 
-def print_list(console: Console) -> None:
+def print_list(console: Console, as_json: bool) -> None:
     from halos.simulation.environment import shipped
     from halos.simulation.methods import METHODS
 
+    if as_json:
+        print(json.dumps({"environments": shipped(), "methods": dict(METHODS)}))
+        return
     for heading, entries in (("Environments", shipped()), ("Methods", METHODS)):
         table = Table(box=None, show_header=False, padding=(0, 2, 0, 2), pad_edge=True)
         for name, about in entries.items():

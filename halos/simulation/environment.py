@@ -34,9 +34,9 @@ def one_speed_each(workers: Any) -> Any:
 
 
 def a_site_name(name: str) -> str:
-    if name == ROOT or not name.strip() or set(name) & set("/."):
+    if name == ROOT or not name.strip() or set(name) & set("/.*?[]"):
         raise ValueError(
-            f'"{name}" is not allowed; give a name without dots and slashes, other than {ROOT}'
+            f'"{name}" is not allowed; give a name without any of / . * ? [ ], other than {ROOT}'
         )
     return name
 

@@ -211,6 +211,10 @@ def method_of(text: str) -> Method:
     values: dict[str, str] = {}
     for part in given:
         field, equals, value = part.partition("=")
+        if field in values:
+            raise UserError(f"method {text}: {field} is there twice; set it once")
+        if not part:
+            raise UserError(f"method {text}: nothing stands after a colon; remove the colon")
         if not equals:
             raise UserError(
                 f'method {text}: "{part}" sets nothing; give it as {field or "k"}=VALUE'

@@ -44,6 +44,11 @@ def test_what_there_is_is_listed_with_a_line_each(halos: Halos) -> None:
         assert len(line.split()) > 3
 
 
+def test_the_list_is_there_for_scripts(halos: Halos) -> None:
+    told = json.loads(halos("simulate", "--list", "--json").stdout)
+    assert "paper-4x4" in told["environments"] and "fast" in told["methods"]
+
+
 def test_time_alone_the_same_trace_byte_for_byte(halos: Halos, tmp_path: Path) -> None:
     for name in ("once", "again"):
         done = halos(

@@ -203,7 +203,7 @@ MISTAKES = {
         'name = "eu.members"',
         (
             '[[regions]] "eu.members" name: "eu.members" is not allowed; '
-            "give a name without dots and slashes, other than root"
+            "give a name without any of / . * ? [ ], other than root"
         ),
     ),
     "an unknown worker in an event": (

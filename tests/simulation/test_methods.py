@@ -47,6 +47,8 @@ def test_parameters_of_other_families() -> None:
         ("dilco", "method dilco: there is no such method; did you mean diloco?"),
         ("x", "method x: there is no such method; there are fast, paper"),
         ("halos:k", 'method halos:k: "k" sets nothing; give it as k=VALUE'),
+        ("fast:", "method fast:: nothing stands after a colon; remove the colon"),
+        ("fast:k=2:k=3", "method fast:k=2:k=3: k is there twice; set it once"),
         ("halos:k=0", 'method halos:k=0: k: "0" is not allowed; give a whole number of at least 1'),
         ("halos:kk=3", "method halos:kk=3: kk: no such field; "),
         ("halos:up=int3", 'method halos:up=int3: up: "int3" is not allowed; give'),
