@@ -54,10 +54,14 @@ CALL_S = 30.0  # for a call that moves no tensors
 RETRY_S = (0.2, 0.5, 1.0, 2.0)  # between tries to connect; the last one again and again
 PATIENCE_S = 3600.0  # a parent that is away for longer is given up
 LASTING_S = 10.0  # a connection that lives for so long was a good one
-CLOSED_TRIES = 10  # in a row that the server closed the connection at once
+CLOSED_TRIES = 10  # in a row that a server never met closed the connection at once
 TAKEN_TRIES = 30  # in a row that our name is another's; one that died unseen is gone by then
 REMIND_S = 30.0  # between two lines about the same trouble
 GOODBYE_S = 3.0
+SHUT = (
+    "the connection is closed at once, though the server was there before; it is away, or the "
+    "network in between shuts it off"
+)
 
 Carries = WorkerUpdate | Push
 
@@ -135,14 +139,15 @@ class ParentLink:
 
     async def greet(self) -> Greeting:
         """Say hello until the server answers. ``UserError`` if it never will, or turns us away."""
-        since, closed, taken = time.monotonic(), 0, 0
+        since, met = time.monotonic(), self.greeting is not None
+        closed = taken = 0
         while True:
             try:
                 greeting = await self._say_hello()
             except grpc.aio.AioRpcError as error:
-                closed = closed + 1 if was_closed(error) else 0
+                closed = closed + 1 if was_closed(error) and not met else 0
                 taken = taken + 1 if error.code() is grpc.StatusCode.ALREADY_EXISTS else 0
-                if will_not_heal(error) or closed == CLOSED_TRIES or taken == TAKEN_TRIES:
+                if self._is_final(error) or closed == CLOSED_TRIES or taken == TAKEN_TRIES:
                     raise UserError(explain(error, self.address, self.security)) from None
                 await self._pause(error, since)
                 continue
@@ -152,8 +157,19 @@ class ParentLink:
             self._layout = layout_from(greeting.layout)
             return greeting
 
+    def _is_final(self, error: grpc.aio.AioRpcError) -> bool:
+        """Whether we were turned away for good.
+
+        Where the server has answered once, only it can do that: what the transport finds wrong
+        may be a gateway's answer in its absence, and passes.
+        """
+        of_transport = error.code() is grpc.StatusCode.UNAVAILABLE
+        return will_not_heal(error) and not (of_transport and self.greeting is not None)
+
     async def _pause(self, error: grpc.aio.AioRpcError, since: float) -> None:
         reason = explain(error, self.address, self.security)
+        if was_closed(error) and self.greeting is not None:
+            reason = f"{self.address}: {SHUT}"
         if time.monotonic() > since + self.patience_s:
             raise UserError(f"gave up after {self.patience_s:g} s: {reason}")
         await asyncio.sleep(self._waiting.next_s(reason.removeprefix(f"{self.address}: ")))
@@ -230,7 +246,7 @@ class ParentLink:
             brief = brief + 1 if time.monotonic() < began + LASTING_S else 0
             if isinstance(ended, grpc.aio.AioRpcError):
                 reason = explain(ended, self.address, self.security)
-                if will_not_heal(ended):
+                if self._is_final(ended):
                     raise UserError(reason)
                 log.warning("lost the server at %s", reason)  # which begins with the address
             await asyncio.sleep(RETRY_S[min(brief, len(RETRY_S) - 1)])

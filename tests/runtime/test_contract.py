@@ -166,9 +166,8 @@ class OverGrpc(Driven):
             whole.coordinator.driver.observers.append(self.happens(story, act))
             for worker in settings.workers:
                 start(worker.name)
-            self.finished = whole.serving["root"].result(timeout=END_S)
-            for each in loops:
-                each.result(timeout=END_S)
+            whole.end(*loops)
+            self.finished = whole.serving["root"].result()
             servers = (whole.coordinator, *whole.regions.values())
             self.refusals = sum((p.driver.refusals for p in servers), Counter())
 

@@ -6,8 +6,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Literal
 
 import pytest
@@ -22,7 +23,7 @@ from halos.specification import RunSpecification
 from halos.wire import rpc
 from halos.wire.certificates import issue, make_authority
 from halos.wire.frames import CHUNK_BYTES, Hello
-from halos.wire.link import LinkSettings, LinkThread
+from halos.wire.link import LinkSettings, LinkThread, split_address
 from halos.wire.security import Security
 from workers.worker import train
 
@@ -242,3 +243,57 @@ def test_an_address_that_accepts_and_never_answers_is_not_given_up(
         link.stop()
     loop.close()
     assert "nobody answers" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(b"", "was there before"), (b"HTTP/1.1 502 Bad Gateway\r\n\r\n", "is no halos server")],
+)
+def test_a_server_that_was_there_is_waited_for_whatever_answers_in_its_stead(
+    answer: bytes,
+    told: str,
+    specification: Spec,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a gateway does that lost the server behind it. Of an address never met it is an error."""
+    monkeypatch.setattr(parent, "RETRY_S", (0.01,))
+    monkeypatch.setattr(parent, "CLOSED_TRIES", 2)
+    loop = LoopThread()
+    with whole_run(of_one_worker(specification, MODEL)) as whole:
+        with link_to(whole.coordinator) as link:
+            address = link.address
+            child = parent.ParentLink(loop, address, Security.plain(), Hello("worker", "w"))
+            loop.run(child.greet())
+            loop.run(child._reset())
+        with answering(address, answer):
+            greeting = loop.submit(child.greet())
+            Watch().until(lambda: child._waiting._tries > 4 or greeting.done(), "it tries again")
+            assert not greeting.done()
+        with LinkThread(address, whole.coordinator.address, FAST):
+            assert greeting.result(END_S).name == "root/w"
+            child.stop()
+    loop.close()
+    assert told in caplog.text
+
+
+@contextmanager
+def answering(address: str, answer: bytes) -> Iterator[None]:
+    """Whoever connects to ``address`` is sent ``answer`` and cut off."""
+    host, port = split_address("address", address)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = server.accept()
+                with near:
+                    near.sendall(answer)
+
+    with socket.create_server((host, port)) as server:
+        thread = Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,7 @@ class Whole:
     serving: dict[str, Future[bool]] = field(default_factory=dict)
     links: dict[str, LinkThread] = field(default_factory=dict)
     threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16))
+    joined: list[halos.Run] = field(default_factory=list)
 
     def address(self, server: str) -> str:
         return self.regions[server].address if server in self.regions else self.coordinator.address
@@ -38,12 +39,18 @@ class Whole:
 
         def work() -> Any:
             with halos.join(self.address(server), **options) as run:
+                self.joined.append(run)
                 return loop(run)
 
         return self.threads.submit(work)
 
     def end(self, *loops: Future[Any]) -> list[Any]:
-        """Wait for the end of the run everywhere; what the loops returned."""
+        """Wait for the end of the run everywhere, or for the first that fails; what the loops
+        returned."""
+        wait([*loops, *self.serving.values()], END_S, FIRST_EXCEPTION)
+        for each in (*self.serving.values(), *loops):
+            if each.done():
+                each.result()
         results = [loop.result(timeout=END_S) for loop in loops]
         for name, serving in self.serving.items():
             assert serving.result(timeout=END_S), f"{name} did not finish"
@@ -91,4 +98,5 @@ def whole_run(
             whole.regions[place.name] = process
             whole.serving[place.name] = whole.threads.submit(process.run)
         stack.callback(lambda: [p.driver.stop() for p in (root, *whole.regions.values())])
+        stack.callback(lambda: [run.stop() for run in whole.joined])
         yield whole
