@@ -33,7 +33,7 @@ def up(
 ) -> None:
     """Run coordinator, servers and workers as processes here, connected over gRPC.
 
-    With a [link] table, regions reach the coordinator over links of that rate and delay. What dies
+    With a link table, regions reach the coordinator over links of that rate and delay. What dies
     is started again. Ctrl-C saves and leaves; the same command goes on.
 
     Example: halos init run.toml && halos up run.toml

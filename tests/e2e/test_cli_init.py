@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
+from rich.text import Text
 from typer.testing import CliRunner
 
 from coordinator import cli
@@ -60,6 +62,20 @@ def test_help_needs_no_torch() -> None:
 def test_help_lists_the_exit_codes() -> None:
     shown = runner.invoke(cli.app, ["--help"]).output
     assert "init" in shown and "130" in shown
+
+
+def test_help_shows_all_that_is_written_of_each_command() -> None:
+    """What stands in square brackets would be taken for markup, and left out."""
+
+    def told(command: Any) -> Iterator[str]:
+        yield command.help or ""
+        yield from (getattr(parameter, "help", None) or "" for parameter in command.params)
+        for each in getattr(command, "commands", {}).values():
+            yield from told(each)
+
+    texts = list(told(typer.main.get_command(cli.app)))
+    assert len(texts) > 50
+    assert not [text for text in texts if Text.from_markup(text).plain != text]
 
 
 def test_version() -> None:
