@@ -115,9 +115,10 @@ class VirtualClock(Dispatcher):
                 return  # the node has since asked for another time
             del self._deadlines[name]
         self._now = time
-        self.dispatch(name, event, time)
-        node = self.nodes.get(name)
-        deadline = node.next_deadline() if node is not None else None
+        node = self.dispatch(name, event, time)
+        if node is None:
+            return
+        deadline = node.next_deadline()
         if deadline is not None or name in self._deadlines:
             self._set_deadline(name, deadline)
 
@@ -155,7 +156,9 @@ class VirtualClock(Dispatcher):
         heappush(self._heap, (self._now + delay_s, self.sequence, node, event))
 
     def _deliver(self, sender: NodeId, to: NodeId, message: Message) -> None:
-        self._post(self.model.transfer_s(sender, to, message), to, Received(sender, message))
+        self.sequence += 1  # as _post does, without a call: most of what happens begins here
+        at = self._now + self.model.transfer_s(sender, to, message)
+        heappush(self._heap, (at, self.sequence, to, Received(sender, message)))
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
         if worker in self._rounds:

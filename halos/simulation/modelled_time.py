@@ -75,13 +75,17 @@ class EnvironmentModel(UniformTime):
 
     def size_bytes(self, sender: NodeId, to: NodeId, message: Message) -> int:
         """What a message weighs on the links between regions: 0 within one, or if it is small."""
+        site = self._site
+        if site[sender] == site[to]:
+            return 0
         bulk = self._bulk_of(message)
-        return 0 if bulk is None or self._site[sender] == self._site[to] else bulk.bytes
+        return 0 if bulk is None else bulk.bytes
 
     def _bulk_of(self, message: Message) -> _Bulk | None:
-        if isinstance(message, Resumed) and (message.payload is None or message.reset):
+        kind = type(message)
+        if kind is Resumed and (message.payload is None or message.reset):
             return None if message.payload is None else self._whole
-        return self._bulk.get(type(message))
+        return self._bulk.get(kind)
 
     def _links(self, topology: Topology) -> list[Link]:
         links: dict[Link, None] = {}
