@@ -30,6 +30,7 @@ from halos.runtime.parent import ParentLink
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import (
     PreparedData,
+    codecs_of,
     identity_of,
     prepare_data,
     specification_here,
@@ -40,7 +41,7 @@ from halos.specification import RunSpecification
 from halos.training.constants import load_constants
 from halos.training.corpus import Progress
 from halos.wire.chunks import layout_from
-from halos.wire.frames import Channel, Greeting, Hello
+from halos.wire.frames import Channel, Codecs, Greeting, Hello
 from halos.wire.security import Security, check_dial
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ def _difference(run: Run, samples: PreparedData, greeting: Greeting) -> str | No
 def _knock(link: ParentLink, plan: RunPlan, place: WorkerPlace) -> None:
     """Ask to be let in, in vain, so that the server's log tells of it too."""
     answered = threading.Event()
-    link.start("fp32", lambda *_: answered.set(), answered.set, lambda _: answered.set())
+    link.start(Codecs(), lambda *_: answered.set(), answered.set, lambda _: answered.set())
     session = plan.worker_nodes(place)[session_of(place.name)]
     assert isinstance(session, Session)
     link.send(Channel.SESSION, session.join)
@@ -192,8 +193,8 @@ class _Worker:
             driver.observers.append(TraceWriter(file, _facts(plan, specification, place)))
         self._driver = driver
         driver.begin()
-        codec = specification.wire.workers
-        self.link.start(codec, driver.from_parent, driver.parent_lost, driver.fail)
+        codecs = codecs_of(specification)
+        self.link.start(codecs, driver.from_parent, driver.parent_lost, driver.fail)
         self._watching = threading.Thread(target=self._watch, name=f"{name} watches", daemon=True)
         self._watching.start()
 

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -29,6 +30,7 @@ from halos.reading import read_settings
 from halos.training.data import DataSettings
 from halos.training.model import ModelSettings
 from halos.training.optimizer import InnerSettings
+from halos.wire.frames import CodecName
 from halos.wire.link import LinkSettings
 
 
@@ -282,12 +284,63 @@ class MembershipTable(MembershipSettings):
         return self
 
 
-class WireTable(Settings):
-    """In which numbers models and updates travel: between workers and their server, and between
-    servers."""
+class Uplink(NamedTuple):
+    """``feedback``: what a push loses in rounding goes into the next one."""
 
-    workers: Literal["fp32", "bf16"] = "fp32"
-    regions: Literal["fp32", "bf16"] = "fp32"
+    codec: CodecName
+    feedback: bool
+
+
+class Downlink(NamedTuple):
+    """``delta``: a server that holds a model is sent what the next one differs by."""
+
+    codec: CodecName
+    delta: bool
+
+
+class WireTable(Settings):
+    """In which codecs models and updates travel.
+
+    ``workers``: both ways between workers and their server. Between servers, ``uplink``: pushes,
+    such as ``bf16+ef`` with error feedback; ``downlink``: models, such as ``bf16-delta`` for
+    differences to the model before.
+    """
+
+    workers: CodecName = "fp32"
+    uplink: str = "fp32"
+    downlink: str = "fp32"
+
+    @field_validator("uplink")
+    @classmethod
+    def _is_an_uplink(cls, uplink: str) -> str:
+        return _checked_link(uplink, uplink.removesuffix(FEEDBACK), FEEDBACK)
+
+    @field_validator("downlink")
+    @classmethod
+    def _is_a_downlink(cls, downlink: str) -> str:
+        return _checked_link(downlink, downlink.removesuffix(DELTA), DELTA)
+
+    @property
+    def up(self) -> Uplink:
+        codec = self.uplink.removesuffix(FEEDBACK)
+        return Uplink(cast(CodecName, codec), self.uplink != codec)
+
+    @property
+    def down(self) -> Downlink:
+        codec = self.downlink.removesuffix(DELTA)
+        return Downlink(cast(CodecName, codec), self.downlink != codec)
+
+
+FEEDBACK, DELTA = "+ef", "-delta"
+
+
+def _checked_link(link: str, codec: str, suffix: str) -> str:
+    names = get_args(CodecName)
+    if codec not in names:
+        raise ValueError(
+            f'"{link}" is not known; give one of {", ".join(names)}, with {suffix} or not'
+        )
+    return link
 
 
 class CheckpointTable(Settings):

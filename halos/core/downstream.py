@@ -95,13 +95,13 @@ class Downstream:
         child.resumed, child.resume = True, None
         version = self.state.version
         if child.continued_by(resume):
-            model = self.tensors.publish() if child.applied(resume) else None
+            model = self.tensors.answer(sender, None)[0] if child.applied(resume) else None
             back = Resumed(resume.fence, child.tenure, child.sequence, False, version, model)
             return [Send(sender, back), *self._drain_if_dry(sender, child)]
         self.leasing.give_back(sender)
         child.tenure = max(child.tenure, resume.tenure) + 1
         same = resume.tenure == 0 and self.state.pristine
-        model = None if same else self.tensors.publish()
+        model = None if same else self.tensors.answer(sender, None)[0]
         back = Resumed(resume.fence, child.tenure, child.sequence, True, version, model)
         return [Send(sender, back), *self.serve_all(now), *self._drain_if_dry(sender, child)]
 

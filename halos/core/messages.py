@@ -97,13 +97,17 @@ class BlockRequest:
 
 @frozen
 class Push:
-    """A region's accumulated change. Keyed by (sender, ``sequence``)."""
+    """A region's accumulated change. Keyed by (sender, ``sequence``).
+
+    ``holds``: the number of the model to which the answer may be a difference.
+    """
 
     sequence: int
     fence: int
     base_version: int
     report: Report
     payload: Payload = field(repr=False)
+    holds: int | None = None
 
 
 # ---------------------------------------------------------------- messages, parent to child
@@ -177,12 +181,16 @@ class Drain:
 
 @frozen
 class PushAnswer:
-    """Push ``sequence`` was applied; ``payload`` is the parent's current model."""
+    """Push ``sequence`` was applied; ``payload`` is the parent's current model.
+
+    Or its difference to the model of the number ``against``, which the receiver holds.
+    """
 
     sequence: int
     fence: int
     version: int
     payload: Payload = field(repr=False)
+    against: int | None = None
 
 
 @frozen

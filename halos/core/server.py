@@ -207,8 +207,9 @@ class Server:
             child.heard, child.came_back = now, False
             self.tensors.apply(push.payload)
             self._account(sender, push.report)
-        model = self.tensors.publish()
-        return [Send(sender, PushAnswer(push.sequence, push.fence, self.state.version, model))]
+        model, against = self.tensors.answer(sender, push.holds)
+        version = self.state.version
+        return [Send(sender, PushAnswer(push.sequence, push.fence, version, model, against))]
 
     def _refuse_update(self, update: WorkerUpdate) -> RefusalReason | None:
         if not (isfinite(update.loss) and isfinite(update.norm)):

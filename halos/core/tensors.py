@@ -50,11 +50,17 @@ class TensorState(Protocol):
         ...
 
     def cut(self) -> Payload:
-        """``base - theta``: all that changed since the last merge. Remembers theta at the cut."""
+        """``base - theta``: all that changed since the last merge. Remembers theta at the cut.
+
+        With error feedback, together with what earlier pushes lost on their way.
+        """
         ...
 
     def blend(self, model: Payload, *, merge_weight: float, carry: bool) -> None:
-        """Merge the parent's model in and set the new base (see ``equations.merge``)."""
+        """Merge the parent's model in and set the new base (see ``equations.merge``).
+
+        It answers the push that was cut last: what that lost is kept for the next one.
+        """
         ...
 
     def adopt(self, model: Payload) -> None:
@@ -63,6 +69,22 @@ class TensorState(Protocol):
 
     def publish(self) -> Payload:
         """The current parameters; later calls of ``apply`` do not change what was published."""
+        ...
+
+    def answer(self, child: str, holds: int | None) -> tuple[Payload, int | None]:
+        """The current parameters for a child server that holds the model ``holds``.
+
+        Whole, or where links round what they carry as the difference to a model that both ends
+        have: then with the number of that one.
+        """
+        ...
+
+    def holds(self) -> int | None:
+        """The number of the parent's model that a difference would be added to, if one is kept."""
+        ...
+
+    def whole(self, model: Payload, against: int | None) -> Payload | None:
+        """What the parent answered, as a model; ``None`` if it differs from one not held here."""
         ...
 
 
@@ -98,3 +120,12 @@ class NullState:
 
     def publish(self) -> Payload:
         return NOTHING
+
+    def answer(self, child: str, holds: int | None) -> tuple[Payload, int | None]:
+        return NOTHING, None
+
+    def holds(self) -> int | None:
+        return None
+
+    def whole(self, model: Payload, against: int | None) -> Payload | None:
+        return model

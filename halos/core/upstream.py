@@ -64,8 +64,8 @@ class Upstream:
         report = state.pending.to_report()
         state.push = InFlight(state.sequence, state.fence, report)
         state.pending = Pending()
-        payload = self.tensors.cut()
-        push = Push(state.sequence, state.fence, state.base_version, report, payload)
+        payload, holds = self.tensors.cut(), self.tensors.holds()
+        push = Push(state.sequence, state.fence, state.base_version, report, payload, holds)
         return [Send(self.parent, push)]
 
     def merge(self, answer: PushAnswer) -> list[Effect]:
@@ -73,8 +73,11 @@ class Upstream:
         push = self.state.push
         if answer.fence != self.state.fence or push is None or push.sequence != answer.sequence:
             return []  # a repeat, or of an earlier session
+        model = self.tensors.whole(answer.payload, answer.against)
+        if model is None:  # a session begins with a whole one
+            return [Tell(session_of(self.name), FenceStale())]
         carry = self.settings.in_flight == "carry" or self.leasing.exhausted
-        self._blend(answer.payload, answer.version, carry=carry)
+        self._blend(model, answer.version, carry=carry)
         return []
 
     def _blend(self, model: Payload, version: int, *, carry: bool) -> None:
@@ -112,22 +115,24 @@ class Upstream:
         if resumed.fence != state.fence or state.resumed:
             return []  # of an earlier session, or a repeat
         state.resumed = True
+        whole = resumed.payload
+        model = self.tensors.whole(whole, None) if whole is not None else None
         if resumed.reset:
-            return self._start_again(resumed, now)
+            return self._start_again(resumed, model, now)
         effects: list[Effect] = []
         if state.push is not None:
-            if resumed.payload is not None:
-                self._blend(resumed.payload, resumed.version, carry=True)
+            if model is not None:
+                self._blend(model, resumed.version, carry=True)
             else:
                 state.pending.add(state.push.report)
                 effects = self._cut()  # under the same number
         return effects + self.downstream.serve_all(now)
 
-    def _start_again(self, resumed: Resumed, now: float) -> list[Effect]:
+    def _start_again(self, resumed: Resumed, model: Payload | None, now: float) -> list[Effect]:
         """Our state does not continue what the parent knows: take its model, drop the rest."""
         state = self.state
-        if resumed.payload is not None:
-            self.tensors.adopt(resumed.payload)
+        if model is not None:
+            self.tensors.adopt(model)
             state.pristine = False
         state.tenure, state.sequence = resumed.tenure, resumed.sequence
         state.push, state.pending = None, Pending()

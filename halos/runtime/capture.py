@@ -16,7 +16,7 @@ from torch import Tensor
 from halos.core.equations import OuterSettings
 from halos.core.messages import Event, Node, NodeId
 from halos.core.server import Server
-from halos.core.state import TorchState
+from halos.core.state import EXACT, Roundings, TorchState
 from halos.core.tensors import Payload
 from halos.runtime.dispatcher import Dispatcher, Pending, RoundEnds
 from halos.store.encoding import PayloadReader, TensorTable, decoder, encoder
@@ -107,10 +107,12 @@ class Restored:
             for name, node in nodes.items()
         }
 
-    def server_tensors(self, server: NodeId, settings: OuterSettings) -> TorchState:
+    def server_tensors(
+        self, server: NodeId, settings: OuterSettings, links: Roundings = EXACT
+    ) -> TorchState:
         saved = self._manifest["servers"][server]
         parts = {name: self._payloads.fragments(keys) for name, keys in saved["parts"].items()}
-        return TorchState.restore(parts, settings, step=saved["step"])
+        return TorchState.restore(parts, settings, links, step=saved["step"])
 
     def worker_tensors(self, worker: NodeId) -> dict[str, Tensor]:
         saved = self._manifest["workers"][worker]

@@ -27,6 +27,7 @@ from halos.wire.frames import (
     Channel,
     Chunk,
     CodecName,
+    Codecs,
     Commit,
     Fetch,
     Fetched,
@@ -74,7 +75,6 @@ class Child:
     name: NodeId
     role: PeerRole
     instance: bytes
-    codec: CodecName
     frames: asyncio.Queue[ParentFrame | None] = field(default_factory=asyncio.Queue)
     connected: bool = False
     expires: float = 0.0  # a name is kept this long for who said hello and does not talk
@@ -93,7 +93,7 @@ class Children:
         loop: LoopThread,
         layout: ModelLayout,
         deliver: Callable[[NodeId, Channel, Message], None],
-        codecs: dict[PeerRole, CodecName],
+        codecs: Codecs,
         *,
         max_inflight: int = MAX_INFLIGHT,
     ) -> None:
@@ -136,7 +136,7 @@ class Children:
         if child is None or child.instance != instance:
             if child is not None:
                 self._forget(child)
-            child = self._known[name] = Child(name, role, instance, self.codecs[role])
+            child = self._known[name] = Child(name, role, instance)
         child.expires = time.monotonic() + for_s
 
     def find(self, name: NodeId, instance: bytes) -> Child:
@@ -236,12 +236,14 @@ class Children:
             self._at_rest(child)
 
     def _offer(self, child: Child, message: Any, payload: Fragments) -> Offer:
-        transfer, manifest = self.pin(child, payload)
+        transfer, manifest = self.pin(child, payload, self.codecs.of(message))
         return Offer(replace(message, payload=NOTHING), transfer, manifest)
 
-    def pin(self, child: Child, payload: Fragments) -> tuple[bytes, Manifest]:
+    def pin(
+        self, child: Child, payload: Fragments, codec: CodecName = "fp32"
+    ) -> tuple[bytes, Manifest]:
         """Keep a payload for a child to fetch, as a transfer; only the newest of each child is."""
-        manifest = manifest_of(payload, child.codec)
+        manifest = manifest_of(payload, codec)
         transfer = secrets.token_bytes(16)
         child.offers = {transfer: (payload, manifest)}
         self._moved(child, payload.nbytes)

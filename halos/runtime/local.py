@@ -35,7 +35,7 @@ from halos.runtime.keeping import STARTS
 from halos.runtime.losses import LOSSES, Losses
 from halos.runtime.metrics import RunMetrics
 from halos.runtime.plan import RunPlan
-from halos.runtime.prepare import Prepared
+from halos.runtime.prepare import Prepared, codecs_of, roundings_of
 from halos.runtime.recorded import facts_of
 from halos.runtime.timing import UniformTime
 from halos.runtime.trace import TraceWriter, open_trace
@@ -317,10 +317,10 @@ def _begin(prepared: Prepared, order: Order, saved: Capture | None) -> LocalRun:
 
 
 def _tensors(prepared: Prepared, server: NodeId, restored: Restored | None) -> TensorState:
-    settings = prepared.outer_settings(server)
+    settings, links = prepared.outer_settings(server), roundings_of(prepared.specification)
     if restored is not None:
-        return restored.server_tensors(server, settings)
-    return TorchState.start(prepared.start, settings, has_parent=server != ROOT)
+        return restored.server_tensors(server, settings, links)
+    return TorchState.start(prepared.start, settings, links, has_parent=server != ROOT)
 
 
 def _driver(
@@ -332,8 +332,7 @@ def _driver(
 ) -> InProcess | VirtualClock:
     train: dict[NodeId, Trainer] = {name: trainer.run for name, trainer in trainers.items()}
     now = saved.manifest["now"] if saved is not None else 0.0
-    wire = prepared.specification.wire
-    isolate = RoundTrip(workers=wire.workers, regions=wire.regions)
+    isolate = RoundTrip(codecs_of(prepared.specification))
     if order == "arrival":
         return InProcess(nodes, train, isolate=isolate, now=now)
     return VirtualClock(

@@ -31,6 +31,7 @@ from halos.wire.frames import (
     Channel,
     ChildFrame,
     CodecName,
+    Codecs,
     Commit,
     Fetch,
     Fetched,
@@ -210,7 +211,7 @@ class ParentLink:
 
     def start(
         self,
-        codec: CodecName,
+        codecs: Codecs,
         deliver: Callable[[Channel, Message], None],
         lost: Callable[[], None],
         failed: Callable[[BaseException], None],
@@ -219,7 +220,7 @@ class ParentLink:
 
         ``failed`` hears, once, of what :meth:`greet` raises when that cannot be.
         """
-        self._codec, self._deliver = codec, deliver
+        self._codecs, self._deliver = codecs, deliver
 
         def ended(kept: Future[None]) -> None:
             if not kept.cancelled() and (error := kept.exception()) is not None:
@@ -334,7 +335,7 @@ class ParentLink:
             specification_version=self.greeting.specification_version,
             sender=self.hello.name,
         )
-        manifest = self._manifest(payload)
+        manifest = self._manifest(payload, self._codecs.of(message))
         begin = Begin(header, replace(message, payload=NOTHING), manifest)
         # How long the server lets us wait for our turn is its affair; the stream says if it died.
         begun = await self.stub(bulk=True).call("Begin", begin, metadata=self.metadata())
@@ -354,11 +355,11 @@ class ParentLink:
         commit = Commit(begun.transfer)
         await self.stub(bulk=True).call("Commit", commit, metadata=self.metadata(), timeout=CALL_S)
 
-    def _manifest(self, payload: Fragments) -> Any:
+    def _manifest(self, payload: Fragments, codec: CodecName) -> Any:
         """The same for the same payload, so that a transfer can go on where it was cut off."""
         known = self._contents.get(id(payload))
         if known is None:
-            known = payload, manifest_of(payload, self._codec)
+            known = payload, manifest_of(payload, codec)
             self._contents = {id(payload): known}
         return known[1]
 

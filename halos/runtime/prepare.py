@@ -8,6 +8,7 @@ specification, and the rest it is told.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity
 from halos.core.messages import NodeId
 from halos.core.server import ServerSettings
+from halos.core.state import Roundings
 from halos.core.topology import ROOT
 from halos.errors import UserError
 from halos.specification import RunSpecification
@@ -30,6 +32,8 @@ from halos.training.inner import LocalTrainer
 from halos.training.model import ModelSettings, build_model
 from halos.training.parameters import gather, layout_of
 from halos.training.replica import Replica
+from halos.wire.chunks import arrives
+from halos.wire.frames import Codecs
 
 NO_DATA_HERE = (
     '[data] dataset: is "own", which only a training loop of your own has; join the run from it, '
@@ -224,6 +228,27 @@ def outer_settings(specification: RunSpecification, server: NodeId) -> OuterSett
     """Of one server, from the specification alone."""
     sync = specification.resolved_sync
     return sync.root if server == ROOT else sync.local
+
+
+def codecs_of(specification: RunSpecification) -> Codecs:
+    """In which codecs the run's tensors travel."""
+    wire = specification.wire
+    down, differences = wire.down
+    return Codecs(
+        workers=wire.workers,
+        up=wire.up.codec,
+        models="fp32" if differences else down,
+        differences=down if differences else None,
+    )
+
+
+def roundings_of(specification: RunSpecification) -> Roundings:
+    """What its links between servers do to numbers, as far as servers make up for it."""
+    up, (down, differences) = specification.wire.up, specification.wire.down
+    return Roundings(
+        push=partial(arrives, codec=up.codec) if up.feedback else None,
+        difference=partial(arrives, codec=down) if differences else None,
+    )
 
 
 def replica_of(

@@ -15,7 +15,7 @@ from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.errors import UserError
 from halos.runtime.dispatcher import Trainer
 from halos.runtime.plan import RunPlan
-from halos.runtime.prepare import Prepared
+from halos.runtime.prepare import Prepared, codecs_of, roundings_of
 from halos.runtime.replay import Replay
 from halos.runtime.trace import RunFacts, Trace
 from halos.training.inner import LocalTrainer
@@ -64,11 +64,11 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
         tensors=lambda name: TorchState.start(
             zeros(prepared.layout) if apart and name != ROOT else prepared.start,
             prepared.outer_settings(name),
+            roundings_of(prepared.specification),
             has_parent=name != ROOT,
         ),
         apart=apart,
     )
-    wire = prepared.specification.wire
     threads = {worker: start.threads for start in facts for worker in start.workers}
     trainers: dict[NodeId, LocalTrainer] = {}
 
@@ -84,7 +84,7 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
             plan.nodes(),
             {worker.name: trainer(worker.name) for worker in topology.workers},
             traces,
-            isolate=RoundTrip(workers=wire.workers, regions=wire.regions),
+            isolate=RoundTrip(codecs_of(prepared.specification)),
             undo=lambda worker, lease: trainers[worker].undo(lease),
             fresh=fresh,
         ),

@@ -27,7 +27,14 @@ from halos.runtime.metrics import RunMetrics
 from halos.runtime.networked import Networked
 from halos.runtime.parent import ParentLink
 from halos.runtime.plan import RunPlan
-from halos.runtime.prepare import outer_settings, prepare_data, prepare_model, server_settings
+from halos.runtime.prepare import (
+    codecs_of,
+    outer_settings,
+    prepare_data,
+    prepare_model,
+    roundings_of,
+    server_settings,
+)
 from halos.runtime.repeats import RefusalLog
 from halos.runtime.serving import Answers, Observation, Serving
 from halos.runtime.telemetry import server_telemetry
@@ -326,13 +333,8 @@ def _open(
     saved = keeping.saved()
     driver = _driver(told, place, keeping.starts, saved)
     stack.callback(driver.close)
-    wire = specification.wire
-    children = Children(
-        loop,
-        told.layout,
-        driver.from_child,
-        {"worker": wire.workers, "server": wire.regions, "observer": "fp32"},
-    )
+    codecs = codecs_of(specification)
+    children = Children(loop, told.layout, driver.from_child, codecs)
     process = ServerProcess(
         place.name, specification, driver, loop, children, keeping, about,
         told.greeting.datasets[0].samples, link,
@@ -356,7 +358,7 @@ def _open(
     loop.run(process.serving.start(listen))
     stack.callback(lambda: loop.run(process.serving.stop()) if process.serving else None)
     if link is not None:
-        link.start(wire.regions, driver.from_parent, driver.parent_lost, driver.fail)
+        link.start(codecs, driver.from_parent, driver.parent_lost, driver.fail)
     return process
 
 
@@ -375,7 +377,7 @@ def _facts(told: Told, place: ServerPlace) -> RunFacts:
 
 def _driver(told: Told, place: ServerPlace, starts: int, saved: Capture | None) -> Networked:
     specification, name = told.specification, place.name
-    outer = outer_settings(specification, name)
+    outer, links = outer_settings(specification, name), roundings_of(specification)
     restored = Restored(saved) if saved is not None else None
     plan = RunPlan(
         topology=specification.topology,
@@ -384,10 +386,10 @@ def _driver(told: Told, place: ServerPlace, starts: int, saved: Capture | None) 
         samples={dataset.identity: dataset.samples for dataset in told.greeting.datasets},
         server_settings=lambda _: server_settings(specification),
         tensors=lambda _: (
-            restored.server_tensors(name, outer)
+            restored.server_tensors(name, outer, links)
             if restored is not None
             else TorchState.start(
-                told.start or zeros(told.layout), outer, has_parent=place.parent is not None
+                told.start or zeros(told.layout), outer, links, has_parent=place.parent is not None
             )
         ),
         apart=True,

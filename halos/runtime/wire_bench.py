@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +27,7 @@ from halos.runtime.loop import LoopThread
 from halos.runtime.parent import ParentLink
 from halos.runtime.serving import Answers, Serving
 from halos.wire.chunks import layout_shape
-from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Greeting, Hello
+from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Codecs, Greeting, Hello
 from halos.wire.security import Security
 
 PATIENCE_S = 300.0
@@ -103,7 +102,7 @@ def _child(way: Way, address: str, parameters: int) -> Iterator[Callable[[], flo
 
     try:
         loop.run(link.greet())
-        link.start(way.codec, deliver, lambda: None, failures.append)
+        link.start(Codecs(workers=way.codec), deliver, lambda: None, failures.append)
         while not link.connected:
             time.sleep(0.01)
         yield once
@@ -123,8 +122,7 @@ def _serve(pipe: Connection, way: Way, parameters: int) -> None:
             answer = Assignment(1, 1, "bench", LEASE, 1, 1, 1, model)
             children.send(child, Channel.NODE, answer)
 
-    codecs: dict[Any, CodecName] = dict.fromkeys(("worker", "server", "observer"), way.codec)
-    children = Children(loop, layout, deliver, codecs)
+    children = Children(loop, layout, deliver, Codecs(workers=way.codec))
     greeting = Greeting(
         protocol=NEWEST_PROTOCOL,
         features=(),

@@ -82,10 +82,9 @@ class EnvironmentModel(UniformTime):
         return 0 if bulk is None else bulk.bytes
 
     def _bulk_of(self, message: Message) -> _Bulk | None:
-        kind = type(message)
-        if kind is Resumed and (message.payload is None or message.reset):
+        if isinstance(message, Resumed) and (message.payload is None or message.reset):
             return None if message.payload is None else self._whole
-        return self._bulk.get(kind)
+        return self._bulk.get(type(message))
 
     def _links(self, topology: Topology) -> list[Link]:
         links: dict[Link, None] = {}

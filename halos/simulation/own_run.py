@@ -21,8 +21,9 @@ def method_of_run(specification: RunSpecification) -> Method:
     """The settings of the run's own ``[sync]`` and ``[wire]``."""
     sync = specification.resolved_sync.model_dump()
     servers = Servers.of(SyncTable(**{"global": sync.pop("root"), **sync}))
-    codec = specification.wire.regions
-    return Method(specification.run.name, servers.model_copy(update={"up": codec, "down": codec}))
+    wire = specification.wire
+    links = {"up": wire.up.codec, "down": wire.down.codec}
+    return Method(specification.run.name, servers.model_copy(update=links))
 
 
 def environment_of_run(

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from halos.codec.plain import CODECS
+from halos.codec.plain import CODECS, Codec
 from halos.core.fragments import Fragments, ModelLayout, Parameter
 from halos.wire.frames import (
     ALIGNMENT,
@@ -95,11 +95,25 @@ def chunks(
         have = here.get(number, 0)
         if have >= header.elements:
             continue
-        step = CHUNK_BYTES // codec.size(ALIGNMENT) * ALIGNMENT
-        for offset in range(have // ALIGNMENT * ALIGNMENT, header.elements, step):
-            count = min(step, header.elements - offset)
+        for offset, count in _stretches(header.elements, codec, have // ALIGNMENT * ALIGNMENT):
             data = codec.encode(values[offset : offset + count])
             yield Chunk(number, offset, count, zlib.crc32(data), data)
+
+
+def arrives(values: Tensor, codec: CodecName) -> Tensor:
+    """What a receiver gets of a fragment that is sent in this codec."""
+    encoded, got = CODECS[codec], torch.empty(len(values))
+    for offset, count in _stretches(len(values), encoded):
+        part = slice(offset, offset + count)
+        encoded.decode(encoded.encode(values[part]), got[part])
+    return got
+
+
+def _stretches(elements: int, codec: Codec, start: int = 0) -> Iterator[tuple[int, int]]:
+    """(offset, count) of each chunk of a fragment, from ``start`` on."""
+    step = CHUNK_BYTES // codec.size(ALIGNMENT) * ALIGNMENT
+    for offset in range(start, elements, step):
+        yield offset, min(step, elements - offset)
 
 
 # ---------------------------------------------------------------- receiving

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
-from halos.core.messages import Message
+from halos.core.messages import Assignment, Message, Push, PushAnswer, WorkerUpdate
 
 CHUNK_BYTES = 1 << 20
 ALIGNMENT = 4096  # elements; chunks begin and end at multiples of it
@@ -19,6 +19,32 @@ NEWEST_PROTOCOL = 1
 
 CodecName = Literal["fp32", "bf16"]
 PeerRole = Literal["worker", "server", "observer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Codecs:
+    """In which codecs tensors travel: between workers and their server, and between servers.
+
+    ``up``: pushes. ``models``: whole models, to servers. ``differences``: between models, to
+    servers that hold one; ``None``: all come whole.
+    """
+
+    workers: CodecName = "fp32"
+    up: CodecName = "fp32"
+    models: CodecName = "fp32"
+    differences: CodecName | None = None
+
+    def of(self, message: Message) -> CodecName:
+        """That of the tensors of a message."""
+        match message:
+            case WorkerUpdate() | Assignment():
+                return self.workers
+            case Push():
+                return self.up
+            case PushAnswer(against=int()):
+                return self.differences or self.models
+            case _:
+                return self.models
 
 
 class Channel(Enum):

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
 from halos.core.fragments import Fragments
-from halos.core.messages import Assignment, FromChild, Message, Push, WorkerUpdate
+from halos.core.messages import FromChild, Message, Push, WorkerUpdate
 from halos.core.tensors import NOTHING, NullPayload
 from halos.wire.chunks import Staging, chunks, manifest_of
 from halos.wire.frames import (
@@ -15,7 +15,7 @@ from halos.wire.frames import (
     Begin,
     Channel,
     Chunk,
-    CodecName,
+    Codecs,
     Header,
     Manifest,
     Offer,
@@ -32,13 +32,12 @@ T = TypeVar("T")
 class RoundTrip:
     """Turns messages into the bytes that gRPC would carry, and these into messages again.
 
-    What workers and their server send one another travels in one codec, what servers send in
-    another. A message of a simulation without tensors is passed on as it is.
+    A message of a simulation without tensors is passed on as it is.
     """
 
-    def __init__(self, *, workers: CodecName = "fp32", regions: CodecName = "fp32") -> None:
-        self.workers = workers
-        self.regions = regions
+    def __init__(self, codecs: Codecs | None = None) -> None:
+        """``codecs``: by default all is exact."""
+        self.codecs = codecs or Codecs()
 
     def __call__(self, message: Message) -> Message:
         """An equal message, but for what its codec rounds; the two share no memory."""
@@ -54,8 +53,8 @@ class RoundTrip:
 
     def _carried(self, message: Any, payload: Fragments) -> Message:
         """As an update that is announced and sent, or as a model that is offered and fetched."""
-        codec = self.workers if isinstance(message, WorkerUpdate | Assignment) else self.regions
-        bare, manifest = replace(message, payload=NOTHING), manifest_of(payload, codec)
+        bare = replace(message, payload=NOTHING)
+        manifest = manifest_of(payload, self.codecs.of(message))
         came: Begin | Offer
         if isinstance(message, WorkerUpdate | Push):
             came = asked("Begin", Begin(HEADER, bare, manifest))

@@ -98,7 +98,7 @@ UP: Mapping[str, Record[Any]] = {
     "resume": record(pb.Resume, core.Resume),
     "block_request": record(pb.BlockRequest, core.BlockRequest),
     "worker_update": record(pb.WorkerUpdate, core.WorkerUpdate, payload=TENSORS),
-    "push": record(pb.Push, core.Push, report=One(REPORT), payload=TENSORS),
+    "push": record(pb.Push, core.Push, report=One(REPORT), payload=TENSORS, holds=MAYBE),
 }
 DOWN: Mapping[str, Record[Any]] = {
     "welcome": record(pb.Welcome, core.Welcome),
@@ -111,7 +111,7 @@ DOWN: Mapping[str, Record[Any]] = {
     "resumed": record(pb.Resumed, core.Resumed, payload=Apart(None)),
     "grant": record(pb.Grant, core.Grant, blocks=Each(_Block())),
     "drain": record(pb.Drain, core.Drain),
-    "push_answer": record(pb.PushAnswer, core.PushAnswer, payload=TENSORS),
+    "push_answer": record(pb.PushAnswer, core.PushAnswer, payload=TENSORS, against=MAYBE),
     "refused": record(pb.Refused, core.Refused, reason=REASON, fence=MAYBE),
     "stop": record(pb.Stop, core.Stop),
 }

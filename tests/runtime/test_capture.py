@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -13,13 +14,15 @@ from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity, MembershipSettings
 from halos.core.messages import LocalStepsDone, NodeId, Push, RunLocalSteps, Send
 from halos.core.server import Server, ServerSettings
-from halos.core.state import TorchState
+from halos.core.state import EXACT, Roundings, TorchState
 from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.runtime.capture import Capture, Restored, capture
 from halos.runtime.dispatcher import Step
 from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
 from halos.simulation.environment import Environment, EnvironmentModel
+from halos.wire.chunks import arrives
+from halos.wire.frames import Codecs
 from halos.wire.roundtrip import RoundTrip
 
 OUTER = OuterSettings(rate=0.1, momentum=0.5, momentum_delay=2)
@@ -54,9 +57,17 @@ def trained(job: RunLocalSteps) -> LocalStepsDone:
     return LocalStepsDone(job.lease.id, job.local_steps, job.lease.samples, 1.0, 1.0, 0.0, change)
 
 
-def run_of(
-    in_flight: str, saved: Capture | None = None, *, isolate: RoundTrip | None
-) -> VirtualClock:
+BF16 = partial(arrives, codec="bf16")
+WAYS: dict[str, tuple[RoundTrip | None, Roundings]] = {
+    "exact": (RoundTrip(), EXACT),
+    "handed over": (None, EXACT),
+    "rounded": (RoundTrip(Codecs(up="bf16", models="bf16")), EXACT),
+    "made up for": (RoundTrip(Codecs(up="bf16", differences="bf16")), Roundings(BF16, BF16)),
+}
+
+
+def run_of(in_flight: str, way: str, saved: Capture | None = None) -> VirtualClock:
+    isolate, links = WAYS[way]
     settings = ServerSettings.model_validate(
         {
             "leasing": LeasingSettings(
@@ -70,8 +81,9 @@ def run_of(
 
     def tensors(name: NodeId) -> TorchState:
         if restored is not None:
-            return restored.server_tensors(name, OUTER)
-        return TorchState.start(Fragments([torch.ones(5)]), OUTER, has_parent=name != ROOT)
+            return restored.server_tensors(name, OUTER, links)
+        start = Fragments([torch.ones(5)])
+        return TorchState.start(start, OUTER, links, has_parent=name != ROOT)
 
     plan = RunPlan(
         topology=TREE,
@@ -115,16 +127,15 @@ def assert_equal_end(one: VirtualClock, other: VirtualClock) -> None:
         assert isinstance(mine.tensors, TorchState)
         assert isinstance(theirs.tensors, TorchState)
         parts = theirs.tensors.capture()
+        assert mine.tensors.capture().keys() == parts.keys()
         for name, fragments in mine.tensors.capture().items():
             assert all(map(torch.equal, fragments.tensors, parts[name].tensors)), name
 
 
-@pytest.mark.parametrize("isolate", [RoundTrip(), RoundTrip(regions="bf16"), None])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("in_flight", ["drop", "carry"])
-def test_a_capture_after_any_event_continues_to_the_same_end(
-    in_flight: str, isolate: RoundTrip | None
-) -> None:
-    unbroken = run_of(in_flight, isolate=isolate)
+def test_a_capture_after_any_event_continues_to_the_same_end(in_flight: str, way: str) -> None:
+    unbroken = run_of(in_flight, way)
     events, after_pushes = 0, []
 
     def note(step: Step) -> None:
@@ -138,17 +149,17 @@ def test_a_capture_after_any_event_continues_to_the_same_end(
         unbroken.run(events=1)
     assert len(after_pushes) > 5
     for number in sorted({*range(1, events, 29), *after_pushes}):
-        broken = run_of(in_flight, isolate=isolate)
+        broken = run_of(in_flight, way)
         broken.observers.append(Stopper(broken, number))
         broken.run()
         saved = capture(broken, broken.sequence, {})
-        resumed = run_of(in_flight, written(saved), isolate=isolate)
+        resumed = run_of(in_flight, way, written(saved))
         assert resumed.run()
         assert_equal_end(resumed, unbroken)
         # What was captured has not changed while the run that it was taken of went on.
         broken.stopping.clear()
         assert broken.run()
-        again = run_of(in_flight, written(saved), isolate=isolate)
+        again = run_of(in_flight, way, written(saved))
         assert again.run()
         assert_equal_end(again, unbroken)
 

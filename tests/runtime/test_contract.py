@@ -212,7 +212,9 @@ def driven(request: pytest.FixtureRequest) -> Driven:
 SHAPES: dict[str, dict[str, Any]] = {
     "drop": {"sync": {"local_steps": 2, "accumulation": 2, "in_flight": "drop"}},
     "carry": {"sync": {"local_steps": 2, "accumulation": 2, "in_flight": "carry"}},
-    "bf16 on the wire": {"wire": {"workers": "bf16", "regions": "bf16"}},
+    "bf16 on the wire": {
+        "wire": {"workers": "bf16", "uplink": "bf16+ef", "downlink": "bf16-delta"}
+    },
     "no region": {"regions": [], "root": {"workers": 2}},
     "three tiers": {
         "regions": [

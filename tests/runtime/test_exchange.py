@@ -6,7 +6,6 @@ import asyncio
 import threading
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from halos.runtime.parent import ParentLink
 from halos.runtime.serving import Answers, Serving
 from halos.runtime.slots import Slots
 from halos.wire.chunks import layout_shape
-from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Greeting, Hello
+from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Codecs, Greeting, Hello
 from halos.wire.security import Security
 
 END_S = 280.0
@@ -38,7 +37,7 @@ class Echo:
     seen: list[str] = field(default_factory=list)
 
     def start(self) -> str:
-        codecs: dict[Any, CodecName] = dict.fromkeys(("worker", "server", "observer"), self.codec)
+        codecs = Codecs(workers=self.codec)
         self.children = Children(
             self.loop, self.layout, self.answer, codecs, max_inflight=self.max_inflight
         )
@@ -79,7 +78,7 @@ class Asker:
         self.came: Fragments | None = None
         self.link = ParentLink(self.loop, address, Security.plain(), Hello("worker", name))
         self.loop.run(self.link.greet())
-        self.link.start(codec, self.deliver, lambda: None, lambda error: None)
+        self.link.start(Codecs(workers=codec), self.deliver, lambda: None, lambda error: None)
 
     def deliver(self, _: Channel, message: Message) -> None:
         if isinstance(message, Assignment):

@@ -26,7 +26,7 @@ from halos.runtime.loop import LoopThread
 from halos.runtime.parent import ParentLink
 from halos.runtime.slots import Slots
 from halos.wire.chunks import Staging, chunks, manifest_of
-from halos.wire.frames import Begin, Channel, Chunk, Header, Hello, Hold, Part, UploadFrame
+from halos.wire.frames import Begin, Channel, Chunk, Codecs, Header, Hello, Hold, Part, UploadFrame
 from halos.wire.security import Security
 from workers.worker import train
 
@@ -131,8 +131,7 @@ def alone() -> Iterator[Callable[..., Any]]:
     loop = LoopThread()
 
     def run(story: Callable[[Children], Any], limit: int = 1) -> Any:
-        codecs: dict[Any, Any] = {"worker": "fp32"}
-        there = Children(loop, LAYOUT, lambda *_: None, codecs, max_inflight=limit)
+        there = Children(loop, LAYOUT, lambda *_: None, Codecs(), max_inflight=limit)
         return loop.run(story(there))
 
     yield run

@@ -58,7 +58,8 @@ def test_what_is_sent_between_regions_is_announced_and_asked_for_first() -> None
 
 
 def test_the_method_is_that_of_the_specification() -> None:
-    run = specification(sync={"accumulation": 3}, wire={"regions": "bf16"})
+    wire = {"uplink": "bf16+ef", "downlink": "bf16-delta"}
+    run = specification(sync={"accumulation": 3}, wire=wire)
     settings = method_of_run(run).settings
     assert isinstance(settings, Servers)
     assert (settings.k, settings.up, settings.down) == (3, "bf16", "bf16")

@@ -18,9 +18,11 @@ REPORT = Report(3, 24, 4096, 9000.5, ((0, 64), (128, 192)), ((64, 128),))
 CARRYING = {
     "worker_update": core.WorkerUpdate("us/0/3/7", 3, 17, 8, 512, 2.5, 0.125, 1.75, NOTHING),
     "push": core.Push(4, 2, 9, REPORT, NOTHING),
+    "push, which holds a model": core.Push(4, 2, 9, REPORT, NOTHING, 0),
     "assignment": core.Assignment(5, 3, "us/0/3/6", LEASE, 8, 64, 18, NOTHING),
     "resumed": core.Resumed(2, 1, 4, True, 11, NOTHING),
     "push_answer": core.PushAnswer(4, 2, 10, NOTHING),
+    "push_answer, a difference": core.PushAnswer(4, 2, 10, NOTHING, 2**32 - 1),
 }
 FROM_CHILD: dict[str, core.Message] = {
     "join": core.Join("worker", "first", "ab12", ("text", "code")),
@@ -87,6 +89,9 @@ REQUESTS: dict[str, dict[str, object]] = {
     "Begin": {
         "worker_update": frames.Begin(HEADER, CARRYING["worker_update"], MANIFEST, 2),
         "push": frames.Begin(HEADER, CARRYING["push"], MANIFEST),
+        "push, which holds a model": frames.Begin(
+            HEADER, CARRYING["push, which holds a model"], MANIFEST
+        ),
     },
     "Upload": {
         "part": frames.Part(B, 1),
@@ -109,6 +114,7 @@ REPLIES: dict[str, dict[str, object]] = {
         "offered assignment": frames.Offer(CARRYING["assignment"], B, MANIFEST, ENDPOINTS),
         "offered resumed": frames.Offer(CARRYING["resumed"], B, MANIFEST),
         "offered push_answer": frames.Offer(CARRYING["push_answer"], B, MANIFEST),
+        "offered difference": frames.Offer(CARRYING["push_answer, a difference"], B, MANIFEST),
     },
     "Begin": {"": frames.Begun(B, RECEIVED, ENDPOINTS)},
     "Upload": {"": frames.Uploaded(1 << 40)},

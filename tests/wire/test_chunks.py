@@ -129,6 +129,7 @@ def test_equal_content_is_announced_for_one_payload_and_codec_only() -> None:
 
 
 def test_what_is_known_of_a_payload_goes_with_it() -> None:
+    gc.collect()  # what other tests left
     before = len(module._CONTENTS)
     payload = payload_of(5)
     manifest_of(payload, "fp32")

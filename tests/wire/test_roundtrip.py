@@ -10,10 +10,19 @@ import torch
 from halos.core import messages as core
 from halos.core.fragments import Fragments
 from halos.core.tensors import NOTHING
+from halos.wire.frames import Codecs
 from halos.wire.roundtrip import RoundTrip
 from tests.wire.samples import CARRYING, FROM_CHILD, FROM_PARENT
 
-BETWEEN_SERVERS = {"push", "push_answer", "resumed"}
+CODEC_OF = {
+    "worker_update": {"workers"},
+    "assignment": {"workers"},
+    "push": {"up"},
+    "push, which holds a model": {"up"},
+    "push_answer": {"models"},
+    "push_answer, a difference": {"models", "differences"},
+    "resumed": {"models"},
+}
 PLAIN = {
     name: message
     for name, message in {**FROM_CHILD, **FROM_PARENT}.items()
@@ -41,9 +50,9 @@ def test_tensors_arrive_in_memory_of_their_own(name: str) -> None:
 def test_each_kind_of_link_has_its_codec(name: str) -> None:
     sent = Fragments([torch.randn(100)])
     rounded = [t.bfloat16().float() for t in sent.tensors]
-    for links in ("workers", "regions"):
-        arrived = RoundTrip(**{links: "bf16"})(replace(CARRYING[name], payload=sent))
-        is_its_own = links == ("regions" if name in BETWEEN_SERVERS else "workers")
+    for links in ("workers", "up", "models", "differences"):
+        arrived = RoundTrip(Codecs(**{links: "bf16"}))(replace(CARRYING[name], payload=sent))
+        is_its_own = links in CODEC_OF[name]
         expected = rounded if is_its_own else list(sent.tensors)
         assert torch.equal(arrived.payload.tensors[0], expected[0])
 
@@ -56,7 +65,7 @@ def test_a_simulation_without_tensors_sends_messages_as_they_are() -> None:
 def test_numbers_that_are_none_arrive_so_that_they_can_be_refused() -> None:
     sent = Fragments([torch.tensor([float("nan"), float("inf"), 1.0])])
     for codec in ("fp32", "bf16"):
-        arrived = RoundTrip(workers=codec)(replace(CARRYING["worker_update"], payload=sent))
+        arrived = RoundTrip(Codecs(workers=codec))(replace(CARRYING["worker_update"], payload=sent))
         assert isinstance(arrived, core.WorkerUpdate)
         assert isinstance(arrived.payload, Fragments)
         (values,) = arrived.payload.tensors

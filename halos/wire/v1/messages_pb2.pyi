@@ -151,16 +151,18 @@ class WorkerUpdate(_message.Message):
     def __init__(self, lease: _Optional[str] = ..., fence: _Optional[int] = ..., base_version: _Optional[int] = ..., local_steps: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., norm: _Optional[float] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Push(_message.Message):
-    __slots__ = ("sequence", "fence", "base_version", "report")
+    __slots__ = ("sequence", "fence", "base_version", "report", "holds")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     BASE_VERSION_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     fence: int
     base_version: int
     report: Report
-    def __init__(self, sequence: _Optional[int] = ..., fence: _Optional[int] = ..., base_version: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ...) -> None: ...
+    holds: int
+    def __init__(self, sequence: _Optional[int] = ..., fence: _Optional[int] = ..., base_version: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., holds: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("fence",)
@@ -233,14 +235,16 @@ class Drain(_message.Message):
     def __init__(self, fence: _Optional[int] = ..., granted: _Optional[int] = ...) -> None: ...
 
 class PushAnswer(_message.Message):
-    __slots__ = ("sequence", "fence", "version")
+    __slots__ = ("sequence", "fence", "version", "against")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    AGAINST_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     fence: int
     version: int
-    def __init__(self, sequence: _Optional[int] = ..., fence: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    against: int
+    def __init__(self, sequence: _Optional[int] = ..., fence: _Optional[int] = ..., version: _Optional[int] = ..., against: _Optional[int] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason", "key", "fence", "detail")
