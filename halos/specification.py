@@ -302,45 +302,61 @@ class WireTable(Settings):
     """In which codecs models and updates travel.
 
     ``workers``: both ways between workers and their server. Between servers, ``uplink``: pushes,
-    such as ``bf16+ef`` with error feedback; ``downlink``: models, such as ``bf16-delta`` for
+    such as ``int4+ef+zstd`` with error feedback; ``downlink``: models, such as ``int8-delta`` for
     differences to the model before.
     """
 
-    workers: CodecName = "fp32"
+    workers: Literal["fp32", "bf16", "fp16"] = "fp32"
     uplink: str = "fp32"
     downlink: str = "fp32"
 
     @field_validator("uplink")
     @classmethod
     def _is_an_uplink(cls, uplink: str) -> str:
-        return _checked_link(uplink, uplink.removesuffix(FEEDBACK), FEEDBACK)
+        if _uplink(uplink).codec not in get_args(CodecName):
+            raise ValueError(
+                f'"{uplink}" is not known; give one of {KNOWN}, with +ef for error feedback and, '
+                "from int8 on, +zstd to compress it"
+            )
+        return uplink
 
     @field_validator("downlink")
     @classmethod
     def _is_a_downlink(cls, downlink: str) -> str:
-        return _checked_link(downlink, downlink.removesuffix(DELTA), DELTA)
+        codec, delta = _downlink(downlink)
+        if codec not in (get_args(CodecName) if delta else WHOLE):
+            raise ValueError(
+                f'"{downlink}" is not known; give one of {", ".join(WHOLE)}, or one of {KNOWN} '
+                "with -delta, such as int8-delta"
+            )
+        return downlink
 
     @property
     def up(self) -> Uplink:
-        codec = self.uplink.removesuffix(FEEDBACK)
-        return Uplink(cast(CodecName, codec), self.uplink != codec)
+        return _uplink(self.uplink)
 
     @property
     def down(self) -> Downlink:
-        codec = self.downlink.removesuffix(DELTA)
-        return Downlink(cast(CodecName, codec), self.downlink != codec)
+        return _downlink(self.downlink)
 
 
-FEEDBACK, DELTA = "+ef", "-delta"
+WHOLE = ("fp32", "bf16", "fp16")  # for what is not made up for later
+KNOWN = ", ".join(name for name in get_args(CodecName) if "+" not in name)
 
 
-def _checked_link(link: str, codec: str, suffix: str) -> str:
-    names = get_args(CodecName)
-    if codec not in names:
-        raise ValueError(
-            f'"{link}" is not known; give one of {", ".join(names)}, with {suffix} or not'
-        )
-    return link
+def _uplink(text: str) -> Uplink:
+    """Of ``CODEC[+ef][+zstd]``, in any order; the codec may be none."""
+    parts = text.split("+")
+    feedback = "ef" in parts[1:]
+    if feedback:
+        parts.remove("ef")
+    return Uplink(cast(CodecName, "+".join(parts)), feedback)
+
+
+def _downlink(text: str) -> Downlink:
+    """Of ``CODEC[+zstd][-delta]``; the codec may be none."""
+    codec = text.removesuffix("-delta")
+    return Downlink(cast(CodecName, codec), codec != text)
 
 
 class CheckpointTable(Settings):

@@ -1,23 +1,26 @@
-"""Codecs that keep one number an element: fp32 as it is, and bf16, half the bytes.
+"""What a codec is, and those that keep one number an element: fp32 as it is, bf16 and fp16.
 
-Both work on stretches of a fragment, straight from and into its memory: nothing of the size of a
+All work on stretches of a fragment, straight from and into its memory: nothing of the size of a
 model is made. On the wire bytes are little-endian.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Encoded = bytes | memoryview
+Encoded = bytes | bytearray | memoryview
 
 
 class Codec(Protocol):
-    """Turns tensors into bytes whose number follows from that of the elements alone."""
+    """Turns stretches of a fragment into bytes, and back into fp32.
+
+    What is not finite arrives as something that is not finite: the receiver refuses it. Any number
+    of threads may use a codec at once.
+    """
 
     @property
     def name(self) -> str:
@@ -25,7 +28,11 @@ class Codec(Protocol):
         ...
 
     def size(self, elements: int) -> int:
-        """Bytes that so many elements are encoded in."""
+        """Bytes that so many elements are encoded in, at most."""
+        ...
+
+    def fits(self, size: int, elements: int) -> bool:
+        """Whether so many elements may be encoded in ``size`` bytes."""
         ...
 
     def encode(self, values: Tensor) -> Encoded:
@@ -36,40 +43,64 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: Encoded, out: Tensor) -> None:
-        """Write into ``out``: fp32, contiguous, on the CPU. ``ValueError`` if sizes differ."""
+        """Write into ``out``: fp32, contiguous, on the CPU.
+
+        Raises ``ValueError`` for what cannot be of so many elements, having taken no memory that
+        they do not justify.
+        """
         ...
 
 
-class Fp32:
-    name = "fp32"
+class Fixed:
+    """Of codecs whose size follows from the elements alone: ``width`` bytes each."""
+
+    width: int
 
     def size(self, elements: int) -> int:
-        return 4 * elements
+        return self.width * elements
+
+    def fits(self, size: int, elements: int) -> bool:
+        return size == self.size(elements)
+
+
+class Fp32(Fixed):
+    name, width = "fp32", 4
 
     def encode(self, values: Tensor) -> Encoded:
-        return _bytes_of(_flat(values).numpy().astype("<f4", copy=False))
+        return _bytes_of(flat(values).numpy().astype("<f4", copy=False))
 
     def decode(self, data: Encoded, out: Tensor) -> None:
         check_size(self, data, out)
-        _flat(out).numpy()[:] = np.frombuffer(data, "<f4")
+        flat(out).numpy()[:] = np.frombuffer(data, "<f4")
 
 
-class Bf16:
+class Bf16(Fixed):
     """Rounds to nearest, ties to even. Infinities and NaN stay what they are."""
 
-    name = "bf16"
-
-    def size(self, elements: int) -> int:
-        return 2 * elements
+    name, width = "bf16", 2
 
     def encode(self, values: Tensor) -> Encoded:
-        rounded = _flat(values).to(torch.bfloat16).view(torch.int16)
+        rounded = flat(values).to(torch.bfloat16).view(torch.int16)
         return _bytes_of(rounded.numpy().astype("<i2", copy=False))
 
     def decode(self, data: Encoded, out: Tensor) -> None:
         check_size(self, data, out)
-        bits = _flat(out).numpy().view(np.uint32)
+        bits = flat(out).numpy().view(np.uint32)
         np.left_shift(np.frombuffer(data, "<u2"), 16, out=bits, dtype=np.uint32)
+
+
+class Fp16(Fixed):
+    """Three more bits than bf16, of numbers up to 65,504; larger ones become infinite."""
+
+    name, width = "fp16", 2
+
+    def encode(self, values: Tensor) -> Encoded:
+        rounded = flat(values).to(torch.float16).view(torch.int16)
+        return _bytes_of(rounded.numpy().astype("<i2", copy=False))
+
+    def decode(self, data: Encoded, out: Tensor) -> None:
+        check_size(self, data, out)
+        flat(out).numpy()[:] = np.frombuffer(data, "<f2")
 
 
 def check_size(codec: Codec, data: Encoded, out: Tensor) -> None:
@@ -81,13 +112,10 @@ def check_size(codec: Codec, data: Encoded, out: Tensor) -> None:
         )
 
 
-def _flat(tensor: Tensor) -> Tensor:
+def flat(tensor: Tensor) -> Tensor:
     """The same memory in one dimension; a copy only of what is not fp32."""
     return tensor.detach().to(torch.float32).view(-1)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     return array.view(np.uint8).data
-
-
-CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (Fp32(), Bf16())}

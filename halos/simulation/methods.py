@@ -19,8 +19,8 @@ from halos.core.settings import Settings
 from halos.core.topology import Topology
 from halos.errors import UserError
 from halos.reading import Place, remedy
-from halos.simulation.links import LinkCodec
 from halos.specification import PRESETS, OuterTable, ResolvedSync, SyncTable, resolve_sync
+from halos.wire.frames import CodecName
 
 
 class Servers(Settings):
@@ -46,8 +46,8 @@ class Servers(Settings):
     momentum: float = Field(default=0.0, ge=0, lt=1)
     delay: int = Field(default=1, ge=1)
     share: float = Field(default=0.0, ge=0, le=1)
-    up: LinkCodec = "fp32"
-    down: LinkCodec = "fp32"
+    up: CodecName = "fp32"
+    down: CodecName = "fp32"
     tree: bool = True
     correction: Literal["none", "momentum", "delay"] = "none"
 

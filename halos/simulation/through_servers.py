@@ -9,6 +9,7 @@ from halos.core.leasing import LeasingSettings
 from halos.core.membership import Identity, MembershipSettings
 from halos.core.messages import Node, NodeId, Push, Received, WorkerUpdate
 from halos.core.server import Server, ServerSettings
+from halos.core.state import EXACT
 from halos.core.tensors import NullState, TensorState
 from halos.core.topology import ROOT
 from halos.errors import UserError
@@ -17,7 +18,7 @@ from halos.runtime.plan import RunPlan
 from halos.runtime.virtual import VirtualClock
 from halos.simulation.corrections import STATES
 from halos.simulation.faults import FaultyRun, faults_of
-from halos.simulation.links import CompressedLinks, ratio
+from halos.simulation.links import RoundedLinks, ratio
 from halos.simulation.methods import Servers
 from halos.simulation.modelled_time import EnvironmentModel
 from halos.simulation.outcome import Outcome
@@ -42,6 +43,7 @@ class ServersRun:
             down_ratio=ratio(settings.down),
             seed=world.experiment.seed,
         )
+        self.links = RoundedLinks(settings.up, settings.down)
         self.sync = settings.resolved(self.topology)
         self.plan = self._plan()
         laboratory = world.laboratory
@@ -125,7 +127,8 @@ class ServersRun:
             return NullState()
         outer = self.sync.root if server == ROOT else self.sync.local
         state = STATES[settings.correction]
-        return state.start(laboratory.start, outer, has_parent=server != ROOT)
+        links = self.links.roundings
+        return state.start(laboratory.start, outer, links, has_parent=server != ROOT)
 
     def _clock(self) -> VirtualClock:
         nodes: dict[NodeId, Node] = self.plan.nodes()
@@ -137,10 +140,8 @@ class ServersRun:
             threads=threads if threads > 1 else 0,
             undo={name: trainer.undo for name, trainer in self.trainers.items()},
         )
-        laboratory = self.world.laboratory
-        compressed = {self.settings.up, self.settings.down} != {"fp32"}
-        if laboratory is not None and compressed:
-            clock.carry = CompressedLinks(self.settings.up, self.settings.down, laboratory.start)
+        if self.world.laboratory is not None and self.links.roundings != EXACT:
+            clock.carry = self.links
         for trainer in self.trainers.values():
             trainer.stop = self.world.stop
         return clock

@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from halos.codec.plain import CODECS, Codec
+from halos.codec.codecs import CODECS
+from halos.codec.plain import Codec
 from halos.core.fragments import Fragments, ModelLayout, Parameter
 from halos.wire.frames import (
     ALIGNMENT,
@@ -95,7 +96,7 @@ def chunks(
         have = here.get(number, 0)
         if have >= header.elements:
             continue
-        for offset, count in _stretches(header.elements, codec, have // ALIGNMENT * ALIGNMENT):
+        for offset, count in _stretches(header.elements, codec, have):
             data = codec.encode(values[offset : offset + count])
             yield Chunk(number, offset, count, zlib.crc32(data), data)
 
@@ -110,9 +111,13 @@ def arrives(values: Tensor, codec: CodecName) -> Tensor:
 
 
 def _stretches(elements: int, codec: Codec, start: int = 0) -> Iterator[tuple[int, int]]:
-    """(offset, count) of each chunk of a fragment, from ``start`` on."""
+    """(offset, count) of each chunk of a fragment, from that on which ``start`` is in.
+
+    Always the same ones, however often a transfer was cut off: what an element becomes may depend
+    on those that it is encoded with.
+    """
     step = CHUNK_BYTES // codec.size(ALIGNMENT) * ALIGNMENT
-    for offset in range(start, elements, step):
+    for offset in range(start // step * step, elements, step):
         yield offset, min(step, elements - offset)
 
 
@@ -181,7 +186,10 @@ class Staging:
         tensor = self._tensors.get(chunk.fragment)
         if tensor is None:
             tensor = self._tensors[chunk.fragment] = torch.empty(header.elements)
-        CODECS[header.codec].decode(chunk.data, tensor[chunk.offset : end])
+        try:
+            CODECS[header.codec].decode(chunk.data, tensor[chunk.offset : end])
+        except ValueError as error:
+            raise BadChunk(f"a chunk of fragment {chunk.fragment}: {error}") from error
         here[blocks] = b"\1" * (blocks.stop - blocks.start)
         self._missing -= new
 
@@ -190,7 +198,7 @@ class Staging:
         if not 0 <= chunk.fragment < len(self._here):
             raise BadChunk(f"a chunk is of fragment {chunk.fragment} of {len(self._here)}")
         header = self.manifest.fragments[chunk.fragment]
-        end, size = chunk.offset + chunk.count, CODECS[header.codec].size(chunk.count)
+        end, codec = chunk.offset + chunk.count, CODECS[header.codec]
         if chunk.offset < 0 or chunk.count < 1 or end > header.elements:
             raise BadChunk(
                 f"elements {chunk.offset} to {end} are no stretch of fragment {chunk.fragment}, "
@@ -201,10 +209,10 @@ class Staging:
                 f"elements {chunk.offset} to {end} of fragment {chunk.fragment} do not begin and "
                 f"end at multiples of {ALIGNMENT}"
             )
-        if len(chunk.data) != size:
+        if not codec.fits(len(chunk.data), chunk.count):
             raise BadChunk(
-                f"{chunk.count} elements of fragment {chunk.fragment} are {size} bytes in "
-                f"{header.codec}, not {len(chunk.data)}"
+                f"{chunk.count} elements of fragment {chunk.fragment} are "
+                f"{codec.size(chunk.count)} bytes in {header.codec}, not {len(chunk.data)}"
             )
         if zlib.crc32(chunk.data) != chunk.crc32:
             raise BadChunk(

@@ -17,7 +17,19 @@ ALIGNMENT = 4096  # elements; chunks begin and end at multiples of it
 OLDEST_PROTOCOL = 1
 NEWEST_PROTOCOL = 1
 
-CodecName = Literal["fp32", "bf16"]
+CodecName = Literal[
+    "fp32",
+    "bf16",
+    "fp16",
+    "int8",
+    "int4",
+    "int2",
+    "topk",
+    "int8+zstd",
+    "int4+zstd",
+    "int2+zstd",
+    "topk+zstd",
+]
 PeerRole = Literal["worker", "server", "observer"]
 
 
@@ -106,7 +118,7 @@ class Chunk:
     offset: int
     count: int
     crc32: int
-    data: bytes | memoryview = field(repr=False)
+    data: bytes | bytearray | memoryview = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

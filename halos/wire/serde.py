@@ -141,7 +141,12 @@ def message_from(data: bytes) -> core.Message:
 
 # ---------------------------------------------------------------- payloads
 
-CODEC = Choice({"fp32": transfer.CODEC_FP32, "bf16": transfer.CODEC_BF16})
+CODEC = Choice(
+    {
+        name: transfer.Codec.Value(f"CODEC_{name.upper().replace('+', '_')}")
+        for name in get_args(frames.CodecName)
+    }
+)
 HEADERS = Each(record(transfer.FragmentHeader, frames.FragmentHeader, codec=CODEC))
 MANIFEST = record(transfer.Manifest, frames.Manifest, content=ID, fragments=HEADERS)
 RECEIVED = Each(record(transfer.Progress, frames.Progress))

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from halos.codec.plain import CODECS
+from halos.codec.codecs import CODECS, PLAIN
 
-EVERY = pytest.mark.parametrize("name", sorted(CODECS))
+EVERY = pytest.mark.parametrize("name", [codec.name for codec in PLAIN])
 INF, NAN = float("inf"), float("nan")
 CASES = {
     "0-d": torch.tensor(1.5),
@@ -50,6 +50,12 @@ def test_fp32_keeps_every_bit(case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_bf16_rounds_as_torch_does(case: str) -> None:
     assert bits(round_trip("bf16", CASES[case])) == bits(CASES[case].bfloat16().float())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fp16_rounds_as_torch_does(case: str) -> None:
+    expected = CASES[case].half().float()
+    assert bits(torch.nan_to_num(round_trip("fp16", CASES[case]))) == bits(expected.nan_to_num())
 
 
 def test_bf16_rounds_ties_to_even() -> None:

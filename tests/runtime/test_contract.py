@@ -215,6 +215,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "bf16 on the wire": {
         "wire": {"workers": "bf16", "uplink": "bf16+ef", "downlink": "bf16-delta"}
     },
+    "few bits on the wire": {
+        "wire": {"workers": "fp16", "uplink": "int4+ef+zstd", "downlink": "int8-delta"}
+    },
+    "two bits and the largest": {"wire": {"uplink": "int2+zstd+ef", "downlink": "topk+zstd-delta"}},
     "no region": {"regions": [], "root": {"workers": 2}},
     "three tiers": {
         "regions": [

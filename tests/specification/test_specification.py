@@ -20,6 +20,7 @@ from halos.specification import (
     OuterTable,
     RunSpecification,
     SyncTable,
+    WireTable,
     children_of,
     load_specification,
     resolve_sync,
@@ -344,3 +345,41 @@ def test_the_template_shows_the_values_of_fast(tmp_path: Path) -> None:
     path.write_text(text[:start] + shown + text[end:])
     run = load_specification(path)
     assert run.resolved_sync == resolve_sync(SyncTable(preset="fast"), run.topology)
+
+
+@pytest.mark.parametrize(
+    ("wire", "up", "down"),
+    [
+        ({}, ("fp32", False), ("fp32", False)),
+        ({"uplink": "int4+ef+zstd"}, ("int4+zstd", True), ("fp32", False)),
+        ({"uplink": "int4+zstd+ef"}, ("int4+zstd", True), ("fp32", False)),
+        ({"uplink": "bf16+ef", "downlink": "bf16"}, ("bf16", True), ("bf16", False)),
+        ({"uplink": "topk", "downlink": "int8-delta"}, ("topk", False), ("int8", True)),
+        ({"downlink": "int8+zstd-delta"}, ("fp32", False), ("int8+zstd", True)),
+    ],
+)
+def test_links_between_servers(
+    wire: dict[str, str], up: tuple[str, bool], down: tuple[str, bool]
+) -> None:
+    table = WireTable(**wire)  # type: ignore[arg-type]
+    assert (table.up, table.down) == (up, down)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("uplink", "int5"),
+        ("uplink", "ef"),
+        ("uplink", ""),
+        ("uplink", "bf16+zstd"),
+        ("uplink", "int4+ef+ef"),
+        ("uplink", "int8-delta"),
+        ("downlink", "int8"),
+        ("downlink", "int8+ef"),
+        ("downlink", "-delta"),
+        ("workers", "int8"),
+    ],
+)
+def test_links_that_there_are_not(field: str, value: str) -> None:
+    with pytest.raises(ValidationError, match=r"give one of|Input should be"):
+        WireTable(**{field: value})  # type: ignore[arg-type]

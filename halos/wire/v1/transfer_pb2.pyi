@@ -13,9 +13,27 @@ class Codec(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CODEC_UNSPECIFIED: _ClassVar[Codec]
     CODEC_FP32: _ClassVar[Codec]
     CODEC_BF16: _ClassVar[Codec]
+    CODEC_FP16: _ClassVar[Codec]
+    CODEC_INT8: _ClassVar[Codec]
+    CODEC_INT4: _ClassVar[Codec]
+    CODEC_INT2: _ClassVar[Codec]
+    CODEC_TOPK: _ClassVar[Codec]
+    CODEC_INT8_ZSTD: _ClassVar[Codec]
+    CODEC_INT4_ZSTD: _ClassVar[Codec]
+    CODEC_INT2_ZSTD: _ClassVar[Codec]
+    CODEC_TOPK_ZSTD: _ClassVar[Codec]
 CODEC_UNSPECIFIED: Codec
 CODEC_FP32: Codec
 CODEC_BF16: Codec
+CODEC_FP16: Codec
+CODEC_INT8: Codec
+CODEC_INT4: Codec
+CODEC_INT2: Codec
+CODEC_TOPK: Codec
+CODEC_INT8_ZSTD: Codec
+CODEC_INT4_ZSTD: Codec
+CODEC_INT2_ZSTD: Codec
+CODEC_TOPK_ZSTD: Codec
 
 class Parameter(_message.Message):
     __slots__ = ("names", "shape", "dtype")

@@ -1,0 +1,16 @@
+"""All codecs by the names that manifests and specifications call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from halos.codec.blocks import Even, Quarters
+from halos.codec.entropy import Compressed
+from halos.codec.plain import Bf16, Codec, Fp16, Fp32
+from halos.codec.sparse import TopK
+
+PLAIN: tuple[Codec, ...] = (Fp32(), Bf16(), Fp16())
+ROUNDING: tuple[Codec, ...] = (Even(8, 256), Even(4, 64), Quarters(128), TopK())
+COMPRESSED: tuple[Codec, ...] = tuple([Compressed(codec) for codec in ROUNDING])
+
+CODECS: Mapping[str, Codec] = {codec.name: codec for codec in (*PLAIN, *ROUNDING, *COMPRESSED)}
