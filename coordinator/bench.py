@@ -17,6 +17,7 @@ from rich.table import Table
 from coordinator.process import AsJson
 
 if TYPE_CHECKING:
+    from halos.runtime.codec_bench import Measured
     from halos.runtime.wire_bench import Way
 
 app = typer.Typer(
@@ -59,6 +60,71 @@ def wire(
         print(json.dumps({"parameters": parameters, "repeats": repeats, "ways": found}))
         return
     console.print(table(parameters, found))
+
+
+@app.command()
+def codec(
+    model: Annotated[
+        str, typer.Option(help="Preset of the built-in model whose pseudo-gradient is encoded.")
+    ] = "2m",
+    steps: Annotated[int, typer.Option(min=1, help="That it is trained for before.")] = 40,
+    as_json: AsJson = False,
+) -> None:
+    """Encode a real pseudo-gradient in every codec, on one core, beside a copy in memory.
+
+    Codecs of hivemind and bitsandbytes stand beside ours where these are installed.
+
+    Example: halos bench codec --model 0.1m
+    """
+    import torch
+
+    from halos.runtime import codec_bench
+
+    torch.set_num_threads(1)
+    console = Console(stderr=as_json)
+    with console.status(f"Training {model} for {steps} steps"):
+        gradient = codec_bench.pseudo_gradient(model, steps)
+    bench, found, missing = codec_bench.Bench(gradient), [], []
+    with console.status("Measuring") as status:
+        for name, theirs in {"": codec_bench.ours, **codec_bench.OTHERS}.items():
+            try:
+                for way in theirs():
+                    status.update(f"Measuring {way.name}")
+                    found.append(bench.measure(way))
+            except ImportError:
+                missing.append(name)
+    if as_json:
+        told = {"model": model, "parameters": len(gradient), "copy_mb_s": bench.copy_mb_s}
+        codecs = [row.to_json() for row in found]
+        print(json.dumps({**told, "missing": missing, "codecs": codecs}))
+        return
+    console.print(codec_table(model, len(gradient), bench.copy_mb_s, found))
+    for name in missing:
+        console.print(f"{name}: not installed, so not measured", highlight=False)
+
+
+def codec_table(model: str, parameters: int, copy: float, found: list[Measured]) -> Table:
+    title = (
+        f"A pseudo-gradient of {model} ({parameters:,} parameters), one core; a copy in memory: "
+        f"{copy:,.0f} MB/s"
+    )
+    shown = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    shown.add_column("codec", no_wrap=True)
+    speeds = ("encode MB/s", "of a copy", "decode MB/s", "of a copy")
+    for name in (*speeds, "bytes each", "error", "cosine"):
+        shown.add_column(name, justify="right")
+    for row in found:
+        shown.add_row(
+            row.name,
+            f"{row.encode_mb_s:,.0f}",
+            f"{row.encode_of_copy:.2f}",
+            f"{row.decode_mb_s:,.0f}",
+            f"{row.decode_of_copy:.2f}",
+            f"{row.bytes_a_parameter:.3f}",
+            f"{row.error:.4f}",
+            f"{row.cosine:.5f}",
+        )
+    return shown
 
 
 def measured(way: Way, parameters: int, repeats: int) -> dict[str, Any]:

@@ -303,17 +303,17 @@ class WireTable(Settings):
 
     ``workers``: both ways between workers and their server. Between servers, ``uplink``: pushes,
     such as ``int4+ef+zstd`` with error feedback; ``downlink``: models, such as ``int8-delta`` for
-    differences to the model before.
+    differences to the model before. What is left out comes with the preset of ``[sync]``.
     """
 
     workers: Literal["fp32", "bf16", "fp16"] = "fp32"
-    uplink: str = "fp32"
-    downlink: str = "fp32"
+    uplink: str | None = None
+    downlink: str | None = None
 
     @field_validator("uplink")
     @classmethod
-    def _is_an_uplink(cls, uplink: str) -> str:
-        if _uplink(uplink).codec not in get_args(CodecName):
+    def _is_an_uplink(cls, uplink: str | None) -> str | None:
+        if uplink is not None and _uplink(uplink).codec not in get_args(CodecName):
             raise ValueError(
                 f'"{uplink}" is not known; give one of {KNOWN}, with +ef for error feedback and, '
                 "from int8 on, +zstd to compress it"
@@ -322,7 +322,9 @@ class WireTable(Settings):
 
     @field_validator("downlink")
     @classmethod
-    def _is_a_downlink(cls, downlink: str) -> str:
+    def _is_a_downlink(cls, downlink: str | None) -> str | None:
+        if downlink is None:
+            return None
         codec, delta = _downlink(downlink)
         if codec not in (get_args(CodecName) if delta else WHOLE):
             raise ValueError(
@@ -331,15 +333,21 @@ class WireTable(Settings):
             )
         return downlink
 
+    def over(self, preset: WireTable) -> WireTable:
+        """With what is left out here as in ``preset``."""
+        given = self.model_dump(exclude_none=True)
+        return WireTable(**preset.model_dump(exclude_none=True, exclude={"workers"}) | given)
+
     @property
     def up(self) -> Uplink:
-        return _uplink(self.uplink)
+        return _uplink(self.uplink or EXACT)
 
     @property
     def down(self) -> Downlink:
-        return _downlink(self.downlink)
+        return _downlink(self.downlink or EXACT)
 
 
+EXACT: CodecName = "fp32"
 WHOLE = ("fp32", "bf16", "fp16")  # for what is not made up for later
 KNOWN = ", ".join(name for name in get_args(CodecName) if "+" not in name)
 
@@ -357,6 +365,11 @@ def _downlink(text: str) -> Downlink:
     """Of ``CODEC[+zstd][-delta]``; the codec may be none."""
     codec = text.removesuffix("-delta")
     return Downlink(cast(CodecName, codec), codec != text)
+
+
+WIRES: Mapping[str, WireTable] = {  # of the presets whose links are not exact
+    "fast": WireTable(uplink="int4+ef+zstd", downlink="int8-delta"),
+}
 
 
 class CheckpointTable(Settings):
@@ -438,6 +451,12 @@ class RunSpecification(Settings):
             return None
         given = self.link.model_dump(exclude_none=True) | own.model_dump(exclude_none=True)
         return LinkSettings.model_validate(given) if given else None
+
+    @property
+    def resolved_wire(self) -> WireTable:
+        """With nothing left open: an uplink or downlink of none is exact."""
+        preset = preset_for(self.sync, len(self.topology.workers))
+        return self.wire.over(WIRES.get(preset, WireTable()))
 
     @property
     def resolved_sync(self) -> ResolvedSync:

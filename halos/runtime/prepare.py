@@ -232,7 +232,7 @@ def outer_settings(specification: RunSpecification, server: NodeId) -> OuterSett
 
 def codecs_of(specification: RunSpecification) -> Codecs:
     """In which codecs the run's tensors travel."""
-    wire = specification.wire
+    wire = specification.resolved_wire
     down, differences = wire.down
     return Codecs(
         workers=wire.workers,
@@ -244,7 +244,8 @@ def codecs_of(specification: RunSpecification) -> Codecs:
 
 def roundings_of(specification: RunSpecification) -> Roundings:
     """What its links between servers do to numbers, as far as servers make up for it."""
-    up, (down, differences) = specification.wire.up, specification.wire.down
+    wire = specification.resolved_wire
+    up, (down, differences) = wire.up, wire.down
     return Roundings(
         push=partial(arrives, codec=up.codec) if up.feedback else None,
         difference=partial(arrives, codec=down) if differences else None,

@@ -19,7 +19,7 @@ from halos.core.settings import Settings
 from halos.core.topology import Topology
 from halos.errors import UserError
 from halos.reading import Place, remedy
-from halos.specification import PRESETS, OuterTable, ResolvedSync, SyncTable, resolve_sync
+from halos.specification import PRESETS, WIRES, OuterTable, ResolvedSync, SyncTable, resolve_sync
 from halos.wire.frames import CodecName
 
 
@@ -159,8 +159,10 @@ def _async(**given: object) -> Servers:
 
 NAMED: Mapping[str, tuple[MethodSettings, str]] = {
     "fast": (
-        Servers.of(PRESETS["fast"]).model_copy(update={"up": "int4", "down": "int8"}),
-        "HALoS with the preset fast and compressed links",
+        Servers.of(PRESETS["fast"]).model_copy(
+            update={"up": WIRES["fast"].up.codec, "down": WIRES["fast"].down.codec}
+        ),
+        "HALoS with the preset fast and its compressed links",
     ),
     "paper": (Servers.of(PRESETS["paper"]), "HALoS with the settings of its paper"),
     "halos": (Servers.of(PRESETS["paper"]), "the same, to be varied: halos:k=4:up=int4:down=int8"),

@@ -21,7 +21,7 @@ def method_of_run(specification: RunSpecification) -> Method:
     """The settings of the run's own ``[sync]`` and ``[wire]``."""
     sync = specification.resolved_sync.model_dump()
     servers = Servers.of(SyncTable(**{"global": sync.pop("root"), **sync}))
-    wire = specification.wire
+    wire = specification.resolved_wire
     links = {"up": wire.up.codec, "down": wire.down.codec}
     return Method(specification.run.name, servers.model_copy(update=links))
 

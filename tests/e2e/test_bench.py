@@ -10,6 +10,19 @@ from .conftest import Halos
 
 
 @pytest.mark.slow
+def test_every_codec_is_measured_on_a_real_pseudo_gradient(halos: Halos) -> None:
+    done = halos("bench", "codec", "--model", "0.1m", "--steps", "20", "--json", timeout=200)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    by_name = {row["name"]: row for row in result["codecs"]}
+    assert result["parameters"] == 123_200
+    assert by_name["int4+zstd"]["bytes_a_parameter"] <= 0.5
+    assert by_name["int2+zstd"]["bytes_a_parameter"] <= 0.27
+    assert by_name["topk+zstd"]["bytes_a_parameter"] <= 0.2
+    assert by_name["fp32"]["error"] == 0 < by_name["int8"]["error"] < by_name["int4"]["error"]
+
+
+@pytest.mark.slow
 def test_an_exchange_is_measured_each_way_beside_raw_tcp(halos: Halos) -> None:
     done = halos("bench", "wire", "--parameters", "300000", "--repeats", "1", "--json")
     assert done.returncode == 0, done.stderr
