@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import tempfile
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.process import AsJson
+from halos.errors import UserError
 
 if TYPE_CHECKING:
     from halos.runtime.codec_bench import Measured
     from halos.runtime.wire_bench import Way
+    from halos.wire.link import LinkSettings
 
 app = typer.Typer(
     name="bench",
@@ -39,6 +42,11 @@ def wire(
         int, typer.Option(min=1, help="Of the model that is exchanged, in fp32.")
     ] = 70_000_000,
     repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each kind.")] = 5,
+    rate_mbps: Annotated[
+        float | None,
+        typer.Option(help="Over an emulated network of so many Mbit/s each way, as in [link]."),
+    ] = None,
+    rtt_ms: Annotated[float, typer.Option(min=0, help="Its round trip in milliseconds.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Exchange a model over loopback, as a worker and its server do, beside raw TCP.
@@ -46,16 +54,26 @@ def wire(
     There and back, between two processes. MB are of fp32 parameters, whatever the codec.
 
     Example: halos bench wire --parameters 10000000
+
+    Example: halos bench wire --parameters 10000000 --rate-mbps 200 --rtt-ms 80
     """
+    from halos.wire.link import LinkSettings
+
+    if rate_mbps is not None and not 0 < rate_mbps < math.inf:
+        raise UserError(f"--rate-mbps {rate_mbps:g}: is not allowed; give a number greater than 0")
+    shaped = rate_mbps is not None or rtt_ms > 0
+    link = LinkSettings(rate_mbps=rate_mbps, rtt_ms=rtt_ms) if shaped else None
     console = Console(stderr=as_json)
     with console.status("Starting"), ways() as chosen:
         found = []
         for way in chosen:
             console.print(f"{way.name}: {repeats} exchanges", highlight=False)
-            found.append(measured(way, parameters, repeats))
+            found.append(measured(way, parameters, repeats, link))
     raw = found[0]["mb_per_s"]
     for row in found:
         row["share_of_raw_tcp"] = row["mb_per_s"] / raw
+        if rate_mbps is not None:
+            row["link_busy"] = row["bytes"] * 8 / row["seconds"] / (rate_mbps * 1e6)
     if as_json:
         print(json.dumps({"parameters": parameters, "repeats": repeats, "ways": found}))
         return
@@ -127,11 +145,11 @@ def codec_table(model: str, parameters: int, copy: float, found: list[Measured])
     return shown
 
 
-def measured(way: Way, parameters: int, repeats: int) -> dict[str, Any]:
+def measured(way: Way, parameters: int, repeats: int, link: LinkSettings | None) -> dict[str, Any]:
     """Median and spread of the exchanges after a first one, which is not counted."""
     from halos.runtime.wire_bench import exchange
 
-    with exchange(way, parameters) as once:
+    with exchange(way, parameters, link) as once:
         once()
         seconds = [once() for _ in range(repeats)]
     megabytes = 2 * 4 * parameters / 1e6
@@ -141,12 +159,13 @@ def measured(way: Way, parameters: int, repeats: int) -> dict[str, Any]:
         "slowest_s": max(seconds),
         "fastest_s": min(seconds),
         "mb_per_s": megabytes / statistics.median(seconds),
+        "bytes": 2 * way.bytes_of(parameters),
     }
 
 
 @contextmanager
 def ways() -> Iterator[list[Way]]:
-    """Raw TCP first, then gRPC with and without TLS, in each codec."""
+    """Raw TCP first, then what others would do, then ours in several codecs, also encrypted."""
     from halos.runtime.wire_bench import Way
     from halos.wire.certificates import issue, make_authority
 
@@ -156,11 +175,14 @@ def ways() -> Iterator[list[Way]]:
         issue(certs / "authority", certs / "coordinator", "coordinator", "coordinator")
         issue(certs / "authority", certs / "worker", "worker", "worker")
         yield [
-            Way("raw TCP", None),
-            Way("gRPC, fp32", "fp32"),
-            Way("gRPC, bf16", "bf16"),
-            Way("gRPC with mutual TLS, fp32", "fp32", certs),
-            Way("gRPC with mutual TLS, bf16", "bf16", certs),
+            Way("raw TCP", "tcp"),
+            Way("plain protobuf over gRPC", "protobuf"),
+            Way("halos, fp32"),
+            Way("halos, bf16", codec="bf16"),
+            Way("halos, int8", codec="int8"),
+            Way("halos, int4", codec="int4"),
+            Way("halos with mutual TLS, fp32", certs=certs),
+            Way("halos with mutual TLS, bf16", codec="bf16", certs=certs),
         ]
 
 
@@ -168,10 +190,12 @@ def table(parameters: int, found: list[dict[str, Any]]) -> Table:
     title = f"{parameters:,} parameters, there and back ({8 * parameters / 1e6:,.0f} MB)"
     shown = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
     shown.add_column("way")
-    for name in ("median s", "fastest", "slowest", "MB/s", "of raw TCP"):
+    busy = ["link busy"] if "link_busy" in found[0] else []
+    for name in ("median s", "fastest", "slowest", "MB/s", "of raw TCP", *busy):
         shown.add_column(name, justify="right")
     for row in found:
         times = (f"{row[name]:.2f}" for name in ("seconds", "fastest_s", "slowest_s"))
         share = f"{row['share_of_raw_tcp']:.0%}"
-        shown.add_row(row["way"], *times, f"{row['mb_per_s']:,.0f}", share)
+        used = [f"{row['link_busy']:.0%}"] if busy else []
+        shown.add_row(row["way"], *times, f"{row['mb_per_s']:,.0f}", share, *used)
     return shown

@@ -1,7 +1,8 @@
-"""An exchange of a whole model over loopback, as production does it, beside raw TCP.
+"""An exchange of a whole model over loopback, as production does it, beside plainer ways.
 
 Two processes: a server with :class:`Children` and :class:`Serving`, and a child with
 :class:`ParentLink`. The child sends an update, the server answers with a model of the same size.
+Beside it the same bytes over raw TCP, and as protobuf messages over gRPC as it is by default.
 """
 
 from __future__ import annotations
@@ -11,13 +12,17 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Literal
 
+import grpc
 import torch
 
+from halos.codec.codecs import CODECS
 from halos.core.fragments import Fragments, ModelLayout, Parameter
 from halos.core.messages import Assignment, Message, WorkerUpdate
 from halos.core.samples import Lease
@@ -28,21 +33,31 @@ from halos.runtime.parent import ParentLink
 from halos.runtime.serving import Answers, Serving
 from halos.wire.chunks import layout_shape
 from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Codecs, Greeting, Hello
+from halos.wire.link import LinkSettings, LinkThread
 from halos.wire.security import Security
+from halos.wire.serde import METHODS
 
 PATIENCE_S = 300.0
 BLOCK = 1 << 20
+BLOB = METHODS["Constants"]  # whose reply is one message with a field of bytes
 LEASE = Lease("bench", "bench", 0, ((0, 1),), 0)
 
 
 @dataclass(frozen=True)
 class Way:
-    """How the exchange is made. ``codec`` ``None``: raw TCP, without gRPC."""
+    """How the exchange is made: raw TCP, a plain stream of protobuf messages, or as production.
+
+    ``certs``: folders ``coordinator`` and ``worker``, as ``halos certs issue`` makes them.
+    """
 
     name: str
-    codec: CodecName | None
+    kind: Literal["tcp", "protobuf", "halos"] = "halos"
+    codec: CodecName = "fp32"
     certs: Path | None = None
-    """Folders ``coordinator`` and ``worker``, as ``halos certs issue`` makes them."""
+
+    def bytes_of(self, parameters: int) -> int:
+        """What goes over the network one way, at most."""
+        return CODECS[self.codec].size(parameters)
 
     def security(self, role: str) -> Security:
         return Security.from_folder(self.certs / role) if self.certs else Security.plain()
@@ -59,19 +74,26 @@ def payload_of(layout: ModelLayout) -> Fragments:
 
 
 @contextmanager
-def exchange(way: Way, parameters: int) -> Iterator[Callable[[], float]]:
-    """A function that makes one exchange, there and back, and returns its seconds."""
+def exchange(
+    way: Way, parameters: int, link: LinkSettings | None = None
+) -> Iterator[Callable[[], float]]:
+    """A function that makes one exchange, there and back, and returns its seconds.
+
+    ``link``: of an emulated network in between.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    target = _serve_tcp if way.codec is None else _serve
-    server = context.Process(target=target, args=(theirs, way, parameters), daemon=True)
+    serve, child = {
+        "tcp": (_serve_tcp, _tcp_child),
+        "protobuf": (_serve_protobuf, _protobuf_child),
+        "halos": (_serve, _child),
+    }[way.kind]
+    server = context.Process(target=serve, args=(theirs, way, parameters), daemon=True)
     server.start()
     try:
         if not ours.poll(PATIENCE_S):
             raise TimeoutError("the server of the benchmark did not start")
-        address = ours.recv()
-        child = _tcp_child if way.codec is None else _child
-        with child(way, address, parameters) as once:
+        with _reached(ours.recv(), link) as address, child(way, address, parameters) as once:
             yield once
     finally:
         ours.close()  # the server ends
@@ -80,8 +102,16 @@ def exchange(way: Way, parameters: int) -> Iterator[Callable[[], float]]:
 
 
 @contextmanager
+def _reached(address: str, link: LinkSettings | None) -> Iterator[str]:
+    if link is None:
+        yield address
+        return
+    with LinkThread("127.0.0.1:0", address, link) as between:
+        yield between.address
+
+
+@contextmanager
 def _child(way: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
-    assert way.codec is not None
     loop, payload = LoopThread(), payload_of(layout_of_size(parameters))
     link = ParentLink(loop, address, way.security("worker"), Hello("worker", "0"))
     arrived = threading.Event()
@@ -113,7 +143,6 @@ def _child(way: Way, address: str, parameters: int) -> Iterator[Callable[[], flo
 
 def _serve(pipe: Connection, way: Way, parameters: int) -> None:
     """Answers each update with a model, until the pipe is closed."""
-    assert way.codec is not None
     loop, layout = LoopThread(), layout_of_size(parameters)
     model = payload_of(layout)
 
@@ -144,6 +173,42 @@ def _serve(pipe: Connection, way: Way, parameters: int) -> None:
 
 
 @contextmanager
+def _protobuf_child(_way: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
+    data = bytes(BLOCK)
+    with grpc.insecure_channel(address) as channel:
+        exchange = channel.stream_stream("/bench/Exchange", BLOB.encode_reply, BLOB.decode_reply)
+
+        def once() -> float:
+            began = time.perf_counter()
+            for _ in exchange(data[:size] for size in _blocks(4 * parameters)):
+                pass
+            return time.perf_counter() - began
+
+        yield once
+
+
+def _serve_protobuf(pipe: Connection, _way: Way, parameters: int) -> None:
+    data = bytes(BLOCK)
+
+    def answer(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        for _request in requests:
+            pass
+        yield from (data[:size] for size in _blocks(4 * parameters))
+
+    handler = grpc.stream_stream_rpc_method_handler(answer, BLOB.decode_reply, BLOB.encode_reply)
+    with ThreadPoolExecutor(2) as threads:
+        server = grpc.server(threads)
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("bench", {"Exchange": handler}),)
+        )
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        pipe.send(f"127.0.0.1:{port}")
+        _until_closed(pipe)
+        server.stop(None).wait()
+
+
+@contextmanager
 def _tcp_child(_way: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
     host, _, port = address.rpartition(":")
     size, data = 4 * parameters, bytes(BLOCK)
@@ -170,8 +235,13 @@ def _serve_tcp(pipe: Connection, _way: Way, parameters: int) -> None:
 
 
 def _send(connection: socket.socket, size: int, data: bytes) -> None:
+    for block in _blocks(size):
+        connection.sendall(data[:block])
+
+
+def _blocks(size: int) -> Iterator[int]:
     for start in range(0, size, BLOCK):
-        connection.sendall(data[: min(BLOCK, size - start)])
+        yield min(BLOCK, size - start)
 
 
 def _receive(connection: socket.socket, size: int, into: memoryview) -> bool:

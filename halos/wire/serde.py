@@ -159,7 +159,8 @@ UPLOAD_FRAME: Union[frames.UploadFrame] = Union.of(
 
 
 def _sane(chunk: frames.Chunk) -> frames.Chunk:
-    if max(len(chunk.data), chunk.count) > frames.CHUNK_BYTES or chunk.offset >= 2**63:
+    too_large = len(chunk.data) > frames.CHUNK_BYTES or chunk.count > frames.MOST_ELEMENTS
+    if too_large or chunk.offset >= 2**63:
         raise MalformedMessage(
             f"{chunk.count} elements from {chunk.offset} on in {len(chunk.data)} bytes are no chunk"
         )

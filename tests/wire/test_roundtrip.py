@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from halos.codec.codecs import CODECS
 from halos.core import messages as core
-from halos.core.fragments import Fragments
+from halos.core.fragments import FRAGMENT_ELEMENTS, Fragments
 from halos.core.tensors import NOTHING
-from halos.wire.frames import Codecs
+from halos.wire.chunks import arrives
+from halos.wire.frames import MOST_ELEMENTS, CodecName, Codecs
 from halos.wire.roundtrip import RoundTrip
 from tests.wire.samples import CARRYING, FROM_CHILD, FROM_PARENT
 
@@ -70,3 +72,21 @@ def test_numbers_that_are_none_arrive_so_that_they_can_be_refused() -> None:
         assert isinstance(arrived.payload, Fragments)
         (values,) = arrived.payload.tensors
         assert values.isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_whole_fragment_arrives_in_every_codec(codec: CodecName) -> None:
+    """In as few chunks as a mebibyte allows: some codecs put a whole fragment into one."""
+    sent = Fragments([torch.randn(FRAGMENT_ELEMENTS), torch.randn(5)])
+    codecs = Codecs(up=codec, differences=codec)
+    push = replace(CARRYING["push"], payload=sent)
+    answer = replace(CARRYING["push_answer, a difference"], payload=sent)
+    for message in (push, answer):
+        arrived = RoundTrip(codecs)(message).payload
+        assert isinstance(arrived, Fragments)
+        for mine, theirs in zip(sent.tensors, arrived.tensors, strict=True):
+            assert torch.equal(arrives(mine, codec), theirs)
+
+
+def test_no_chunk_may_be_of_more_than_a_fragment() -> None:
+    assert MOST_ELEMENTS == FRAGMENT_ELEMENTS

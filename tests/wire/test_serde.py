@@ -403,7 +403,9 @@ MALFORMED: dict[str, tuple[Any, bytes, str]] = {
     ),
     "a chunk of too many": (
         METHODS["Upload"].decode_request,
-        transfer_pb2.UploadFrame(chunk=transfer_pb2.Chunk(count=2**32 - 1)).SerializeToString(),
+        transfer_pb2.UploadFrame(
+            chunk=transfer_pb2.Chunk(count=frames.MOST_ELEMENTS + 1)
+        ).SerializeToString(),
         "are no chunk",
     ),
     "text that is no UTF-8": (
