@@ -189,7 +189,7 @@ def ways() -> Iterator[list[Way]]:
 def table(parameters: int, found: list[dict[str, Any]]) -> Table:
     title = f"{parameters:,} parameters, there and back ({8 * parameters / 1e6:,.0f} MB)"
     shown = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
-    shown.add_column("way")
+    shown.add_column("way", no_wrap=True)
     busy = ["link busy"] if "link_busy" in found[0] else []
     for name in ("median s", "fastest", "slowest", "MB/s", "of raw TCP", *busy):
         shown.add_column(name, justify="right")
