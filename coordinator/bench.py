@@ -44,7 +44,7 @@ def wire(
     repeats: Annotated[int, typer.Option(min=1, help="Exchanges of each kind.")] = 5,
     rate_mbps: Annotated[
         float | None,
-        typer.Option(help="Over an emulated network of so many Mbit/s each way, as in [link]."),
+        typer.Option(help="Over an emulated network of so many Mbit/s each way."),
     ] = None,
     rtt_ms: Annotated[float, typer.Option(min=0, help="Its round trip in milliseconds.")] = 0.0,
     as_json: AsJson = False,

@@ -17,8 +17,10 @@ from halos.codec.plain import Codec
 from halos.core.fragments import FRAGMENT_ELEMENTS, Fragments
 from halos.core.messages import RunLocalSteps
 from halos.core.samples import Lease
+from halos.errors import UserError
 from halos.runtime.prepare import prepare
 from halos.specification import RunSpecification
+from halos.training.model_settings import PRESETS
 from halos.wire.frames import ALIGNMENT, CHUNK_BYTES
 
 BATCH, ROUND = 8, 8  # samples a step, steps of the round whose change is looked at
@@ -47,8 +49,12 @@ def pseudo_gradient(model: str, steps: int) -> Tensor:
     """What a round of ``ROUND`` local steps changes, after ``steps`` of training.
 
     In one dimension; ``model`` is a preset of the built-in one, trained on the standard library's
-    text.
+    text. Raises ``UserError`` for one that there is not.
     """
+    if model not in PRESETS:
+        raise UserError(
+            f"--model {model}: there is no such preset; give one of {', '.join(PRESETS)}"
+        )
     document = {
         "run": {"name": "bench", "directory": Path("bench")},
         "model": {"preset": model},
