@@ -328,8 +328,8 @@ class WireTable(Settings):
         codec, delta = _downlink(downlink)
         if codec not in (get_args(CodecName) if delta else WHOLE):
             raise ValueError(
-                f'"{downlink}" is not known; give {", ".join(WHOLE)}, or any codec with -delta, such '
-                f"as int8-delta: there are {KNOWN}"
+                f'"{downlink}" is not known; give {", ".join(WHOLE)}, or with -delta any codec of '
+                f"{KNOWN}, such as int8-delta"
             )
         return downlink
 
