@@ -151,7 +151,7 @@ class Leasing:
     @property
     def exhausted(self) -> bool:
         """Nothing can be issued here, and the parent (or the run) has nothing left either."""
-        return not self.ledger.stock and not self.more_may_come and not self.ledger.any_left
+        return not self.more_may_come and not self.ledger.any_left
 
     @property
     def somebody_idle(self) -> bool:

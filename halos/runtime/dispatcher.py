@@ -128,11 +128,11 @@ class Dispatcher(ABC):
             self._post(0.0, name, Started(self._epoch))
         self._epoch += 1
 
-    def dispatch(self, name: NodeId, event: Event, now: float) -> Node | None:
-        """Let one node handle one event and carry out what it asks for. Which node, if it lives."""
+    def dispatch(self, name: NodeId, event: Event, now: float) -> None:
+        """Let one node handle one event and carry out what it asks for."""
         node = self.nodes.get(name)
         if node is None:
-            return None
+            return
         effects = node.handle(event, now=now)
         if self.observers:
             step = Step(now, name, event, effects, node)
@@ -145,7 +145,6 @@ class Dispatcher(ABC):
                 self._train(name, effect)
             else:
                 self._carry_out(name, effect)
-        return node
 
     def _carry_out(self, name: NodeId, effect: Tell | Reject | Finish) -> None:
         match effect:

@@ -115,10 +115,9 @@ class VirtualClock(Dispatcher):
                 return  # the node has since asked for another time
             del self._deadlines[name]
         self._now = time
-        node = self.dispatch(name, event, time)
-        if node is None:
-            return
-        deadline = node.next_deadline()
+        self.dispatch(name, event, time)
+        node = self.nodes.get(name)
+        deadline = node.next_deadline() if node is not None else None
         if deadline is not None or name in self._deadlines:
             self._set_deadline(name, deadline)
 
@@ -156,9 +155,7 @@ class VirtualClock(Dispatcher):
         heappush(self._heap, (self._now + delay_s, self.sequence, node, event))
 
     def _deliver(self, sender: NodeId, to: NodeId, message: Message) -> None:
-        self.sequence += 1  # as _post does, without a call: most of what happens begins here
-        at = self._now + self.model.transfer_s(sender, to, message)
-        heappush(self._heap, (at, self.sequence, to, Received(sender, message)))
+        self._post(self.model.transfer_s(sender, to, message), to, Received(sender, message))
 
     def _train(self, worker: NodeId, job: RunLocalSteps) -> None:
         if worker in self._rounds:
