@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from coordinator.netem import settings_of
 from coordinator.process import AsJson
-from halos.errors import UserError
 
 if TYPE_CHECKING:
     from halos.runtime.codec_bench import Measured
@@ -57,12 +57,7 @@ def wire(
 
     Example: halos bench wire --parameters 10000000 --rate-mbps 200 --rtt-ms 80
     """
-    from halos.wire.link import LinkSettings
-
-    if rate_mbps is not None and not 0 < rate_mbps < math.inf:
-        raise UserError(f"--rate-mbps {rate_mbps:g}: is not allowed; give a number greater than 0")
-    shaped = rate_mbps is not None or rtt_ms > 0
-    link = LinkSettings(rate_mbps=rate_mbps, rtt_ms=rtt_ms) if shaped else None
+    link = settings_of(rate_mbps, rtt_ms) if rate_mbps is not None or rtt_ms > 0 else None
     console = Console(stderr=as_json)
     with console.status("Starting"), ways() as chosen:
         found = []
@@ -104,16 +99,16 @@ def codec(
         gradient = codec_bench.pseudo_gradient(model, steps)
     bench, found, missing = codec_bench.Bench(gradient), [], []
     with console.status("Measuring") as status:
-        for name, theirs in {"": codec_bench.ours, **codec_bench.OTHERS}.items():
+        for name, codecs_of in codec_bench.WHOSE.items():
             try:
-                for way in theirs():
+                for way in codecs_of():
                     status.update(f"Measuring {way.name}")
                     found.append(bench.measure(way))
             except ImportError:
                 missing.append(name)
     if as_json:
         told = {"model": model, "parameters": len(gradient), "copy_mb_s": bench.copy_mb_s}
-        codecs = [row.to_json() for row in found]
+        codecs = [asdict(row) for row in found]
         print(json.dumps({**told, "missing": missing, "codecs": codecs}))
         return
     console.print(codec_table(model, len(gradient), bench.copy_mb_s, found))

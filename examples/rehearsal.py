@@ -15,14 +15,17 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from halos.runtime.losses import LOSSES, read_points
+from halos.runtime.status import Point
+from halos.simulation.outcome import reached
 from halos.specification import load_specification
 
-Curve = list[tuple[float, float]]  # seconds, validation loss
 SHARES = (0.2, 0.35, 0.5, 0.7, 0.9)  # of the run's time, where losses are compared
 
 
@@ -66,17 +69,9 @@ def began_s(trace: Path) -> float:
     )
 
 
-def time_to(curve: Curve, loss: float) -> float | None:
-    """When the curve first is at ``loss``, between its points by a straight line."""
-    before: tuple[float, float] | None = None
-    for time, value in curve:
-        if value <= loss:
-            if before is None or before[1] == value:
-                return time
-            share = (before[1] - loss) / (before[1] - value)
-            return before[0] + share * (time - before[0])
-        before = time, value
-    return None
+def time_to(points: Sequence[Point], loss: float) -> float | None:
+    at = reached(points, loss)
+    return None if at is None else at.elapsed_s
 
 
 def row(name: str, predicted: float | None, was: float | None, unit: str) -> str:
@@ -103,13 +98,12 @@ def main(file: str) -> None:
     options = ("--step-ms", f"{step_ms:.3f}", "--exchange-ms", f"{wait_ms:.3f}")
     foreseen = halos("simulate", "--run", file, *options)
 
-    kept = (specification.run.directory / "loss.jsonl").read_text().splitlines()
-    points = [json.loads(line) for line in kept]
-    was = [(p["elapsed_s"] - start, p["loss"]) for p in points if p["elapsed_s"] >= start]
-    predicted = [(p["elapsed_s"], p["loss"]) for p in foreseen["points"]]
+    kept = read_points(specification.run.directory / LOSSES)
+    was = [replace(p, elapsed_s=p.elapsed_s - start) for p in kept if p.elapsed_s >= start]
+    predicted = [Point(**point) for point in foreseen["points"]]
     print(f"{'':<22} {'predicted':>12} {'was':>12} {'off':>8}")
     for share in SHARES:
-        loss = min(value for time, value in was if time <= share * was[-1][0])
+        loss = min(point.loss for point in was if point.elapsed_s <= share * was[-1].elapsed_s)
         print(row(f"to a loss of {loss:.2f}", time_to(predicted, loss), time_to(was, loss), "s"))
     sent = sum(way for link in real["wide_area_bytes"].values() for way in link.values())
     print(row("wide-area links", foreseen["wide_area_bytes"] / 1e6, sent / 1e6, "MB"))

@@ -30,7 +30,6 @@ from halos.runtime.parent import ParentLink
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import (
     PreparedData,
-    codecs_of,
     identity_of,
     prepare_data,
     specification_here,
@@ -193,7 +192,7 @@ class _Worker:
             driver.observers.append(TraceWriter(file, _facts(plan, specification, place)))
         self._driver = driver
         driver.begin()
-        codecs = codecs_of(specification)
+        codecs = specification.resolved_wire.codecs
         self.link.start(codecs, driver.from_parent, driver.parent_lost, driver.fail)
         self._watching = threading.Thread(target=self._watch, name=f"{name} watches", daemon=True)
         self._watching.start()

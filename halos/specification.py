@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, cast, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,7 +18,6 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
 
@@ -30,8 +29,8 @@ from halos.reading import read_settings
 from halos.training.data import DataSettings
 from halos.training.model import ModelSettings
 from halos.training.optimizer import InnerSettings
-from halos.wire.frames import CodecName
 from halos.wire.link import LinkSettings
+from halos.wire.settings import WireTable
 
 
 def from_the_files_folder(path: Path, info: ValidationInfo) -> Path:
@@ -282,89 +281,6 @@ class MembershipTable(MembershipSettings):
                 f"twice heartbeat_interval_s, which is {self.heartbeat_interval_s:g}"
             )
         return self
-
-
-class Uplink(NamedTuple):
-    """``feedback``: what a push loses in rounding goes into the next one."""
-
-    codec: CodecName
-    feedback: bool
-
-
-class Downlink(NamedTuple):
-    """``delta``: a server that holds a model is sent what the next one differs by."""
-
-    codec: CodecName
-    delta: bool
-
-
-class WireTable(Settings):
-    """In which codecs models and updates travel.
-
-    ``workers``: both ways between workers and their server. Between servers, ``uplink``: pushes,
-    such as ``int4+ef+zstd`` with error feedback; ``downlink``: models, such as ``int8-delta`` for
-    differences to the model before. What is left out comes with the preset of ``[sync]``.
-    """
-
-    workers: Literal["fp32", "bf16", "fp16"] = "fp32"
-    uplink: str | None = None
-    downlink: str | None = None
-
-    @field_validator("uplink")
-    @classmethod
-    def _is_an_uplink(cls, uplink: str | None) -> str | None:
-        if uplink is not None and _uplink(uplink).codec not in get_args(CodecName):
-            raise ValueError(
-                f'"{uplink}" is not known; give one of {KNOWN}, with +ef for error feedback and, '
-                "from int8 on, +zstd to compress it"
-            )
-        return uplink
-
-    @field_validator("downlink")
-    @classmethod
-    def _is_a_downlink(cls, downlink: str | None) -> str | None:
-        if downlink is None:
-            return None
-        codec, delta = _downlink(downlink)
-        if codec not in (get_args(CodecName) if delta else WHOLE):
-            raise ValueError(
-                f'"{downlink}" is not known; give {", ".join(WHOLE)}, or with -delta any codec of '
-                f"{KNOWN}, such as int8-delta"
-            )
-        return downlink
-
-    def over(self, preset: WireTable) -> WireTable:
-        """With what is left out here as in ``preset``."""
-        given = self.model_dump(exclude_none=True)
-        return WireTable(**preset.model_dump(exclude_none=True, exclude={"workers"}) | given)
-
-    @property
-    def up(self) -> Uplink:
-        return _uplink(self.uplink or EXACT)
-
-    @property
-    def down(self) -> Downlink:
-        return _downlink(self.downlink or EXACT)
-
-
-EXACT: CodecName = "fp32"
-WHOLE = ("fp32", "bf16", "fp16")  # for what is not made up for later
-KNOWN = ", ".join(name for name in get_args(CodecName) if "+" not in name)
-
-
-def _uplink(text: str) -> Uplink:
-    """Of ``CODEC[+ef][+zstd]``, in any order; the codec may be none."""
-    parts = text.split("+")
-    feedback = "ef" in parts[1:]
-    if feedback:
-        parts.remove("ef")
-    return Uplink(cast(CodecName, "+".join(parts)), feedback)
-
-
-def _downlink(text: str) -> Downlink:
-    """Of ``CODEC[+zstd][-delta]``; the codec may be none."""
-    codec = text.removesuffix("-delta")
-    return Downlink(cast(CodecName, codec), codec != text)
 
 
 WIRES: Mapping[str, WireTable] = {  # of the presets whose links are not exact

@@ -28,7 +28,6 @@ class _Workspace(threading.local):
     def __init__(self) -> None:
         self.work = torch.empty(PIECE)
         self.codes = torch.empty(PIECE, dtype=torch.int8)
-        self.words = torch.empty(PIECE // 2, dtype=torch.int16)
         self.index = torch.empty(PIECE, dtype=torch.int32)
 
 
@@ -50,7 +49,10 @@ class Blocks(ABC):
 
     @abstractmethod
     def _quantize(self, rows: Tensor, work: Tensor) -> Tensor:
-        """Write each row's codes into ``work``, as floats from 0 on; its scale, in bf16."""
+        """Write each row's codes into ``work``, as floats; return its scale, in bf16.
+
+        Codes that share a byte are from 0 on.
+        """
 
     @abstractmethod
     def _pack(self, codes: Tensor, out: Tensor) -> None:
@@ -114,9 +116,9 @@ class Blocks(ABC):
 
     def _encode_rest(self, numbers: Tensor, scales: Tensor, codes: Tensor) -> None:
         """The last block, if it is shorter: as if zeros followed."""
-        padded, packed = torch.zeros(self.block), torch.empty(self.block * self.bits // 8)
+        padded = torch.zeros(self.block)
         padded[: len(numbers)] = numbers
-        whole = packed.to(torch.uint8)
+        whole = torch.empty(self.block * self.bits // 8, dtype=torch.uint8)
         self._encode(padded, 0, self.block, scales[-1:], whole)
         codes.copy_(whole[: len(codes)])
 
@@ -169,8 +171,9 @@ class Even(Blocks):
             out.view(torch.int8).copy_(codes)
             return
         pairs = codes.view(torch.int16)
-        words = torch.bitwise_right_shift(pairs, 4, out=WORKSPACE.words[: len(pairs)])
-        out.copy_(words.bitwise_or_(pairs))  # a byte keeps the lowest eight bits
+        words = WORKSPACE.index.view(torch.int16)[: len(pairs)]
+        torch.bitwise_right_shift(pairs, 4, out=words).bitwise_or_(pairs)
+        out.copy_(words)  # a byte keeps the lowest eight bits
 
     def _unpack(self, data: np.ndarray, elements: int) -> Tensor:
         if self.bits == 8:

@@ -74,35 +74,27 @@ class Fp32(Fixed):
         flat(out).numpy()[:] = np.frombuffer(data, "<f4")
 
 
-class Bf16(Fixed):
-    """Rounds to nearest, ties to even. Infinities and NaN stay what they are."""
+class Half(Fixed):
+    """Two bytes a number, in a type of torch's: rounds to nearest, ties to even.
 
-    name, width = "bf16", 2
+    Infinities and NaN stay what they are. fp16 has three more bits than bf16, of numbers up to
+    65,504; larger ones become infinite.
+    """
 
-    def encode(self, values: Tensor) -> Encoded:
-        rounded = flat(values).to(torch.bfloat16).view(torch.int16)
-        return _bytes_of(rounded.numpy().astype("<i2", copy=False))
+    width = 2
 
-    def decode(self, data: Encoded, out: Tensor) -> None:
-        check_size(self, data, out)
-        bits = flat(out).numpy().view(np.uint32)
-        np.left_shift(np.frombuffer(data, "<u2"), 16, out=bits, dtype=np.uint32)
-
-
-class Fp16(Fixed):
-    """Three more bits than bf16, of numbers up to 65,504; larger ones become infinite."""
-
-    name, width = "fp16", 2
+    def __init__(self, name: str, dtype: torch.dtype) -> None:
+        self.name, self._dtype = name, dtype
 
     def encode(self, values: Tensor) -> Encoded:
-        rounded = flat(values).to(torch.float16).view(torch.int16)
+        rounded = flat(values).to(self._dtype).view(torch.int16)
         return _bytes_of(rounded.numpy().astype("<i2", copy=False))
 
     def decode(self, data: Encoded, out: Tensor) -> None:
         check_size(self, data, out)
         # Of its own, since torch wants what may be written to; numpy would convert it far slower.
         halves = torch.from_numpy(np.frombuffer(data, "<i2").astype(np.int16))
-        flat(out).copy_(halves.view(torch.float16))
+        flat(out).copy_(halves.view(self._dtype))
 
 
 def check_size(codec: Codec, data: Encoded, out: Tensor) -> None:

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-FRAGMENT_ELEMENTS = 16 * 2**20 // 4
+from halos.core.tensors import FRAGMENT_ELEMENTS
 
 
 class Fragments:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+FRAGMENT_ELEMENTS = 16 * 2**20 // 4  # of which a model's fragments have at most: 16 MiB in fp32
+
 RefusalReason = Literal[
     "non_finite",
     "wrong_shape",

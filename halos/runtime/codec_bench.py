@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,15 @@ from torch import Tensor
 
 from halos.codec.codecs import CODECS
 from halos.codec.plain import Codec
-from halos.core.fragments import FRAGMENT_ELEMENTS, Fragments
+from halos.core.fragments import Fragments
 from halos.core.messages import RunLocalSteps
 from halos.core.samples import Lease
+from halos.core.tensors import FRAGMENT_ELEMENTS
 from halos.errors import UserError
 from halos.runtime.prepare import prepare
 from halos.specification import RunSpecification
 from halos.training.model_settings import PRESETS
-from halos.wire.frames import ALIGNMENT, CHUNK_BYTES
+from halos.wire.chunks import stretches
 
 BATCH, ROUND = 8, 8  # samples a step, steps of the round whose change is looked at
 LEAST_S = 0.5  # that one thing is measured for
@@ -40,9 +41,6 @@ class Measured:
     bytes_a_parameter: float
     error: float  # relative, L2
     cosine: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def pseudo_gradient(model: str, steps: int) -> Tensor:
@@ -124,27 +122,33 @@ class Bench:
 
 
 def ours() -> Iterator[Way]:
-    """As the wire uses them: stretch by stretch, each at most a chunk of bytes."""
+    """As the wire uses them."""
     for codec in CODECS.values():
-        yield _in_stretches(codec)
+        yield _in_chunks(codec)
 
 
-def _in_stretches(codec: Codec) -> Way:
-    step = min(FRAGMENT_ELEMENTS, CHUNK_BYTES // codec.size(ALIGNMENT) * ALIGNMENT)
+def _in_chunks(codec: Codec) -> Way:
     outs: dict[int, Tensor] = {}  # received into memory that is there
 
     def encode(values: Tensor) -> tuple[int, list[bytes]]:
-        starts = range(0, len(values), step)
-        return len(values), [bytes(codec.encode(values[at : at + step])) for at in starts]
+        chunks = _chunks(len(values), codec)
+        return len(values), [bytes(codec.encode(values[chunk])) for chunk in chunks]
 
     def decode(sent: tuple[int, list[bytes]]) -> Tensor:
         elements, chunks = sent
         out = outs.setdefault(elements, torch.empty(elements))
-        for number, data in enumerate(chunks):
-            codec.decode(data, out[number * step : (number + 1) * step])
+        for chunk, data in zip(_chunks(elements, codec), chunks, strict=True):
+            codec.decode(data, out[chunk])
         return out
 
     return Way(codec.name, encode, decode, lambda sent: sum(map(len, sent[1])))
+
+
+def _chunks(elements: int, codec: Codec) -> Iterator[slice]:
+    """The elements of each chunk of each fragment."""
+    for start in range(0, elements, FRAGMENT_ELEMENTS):
+        for offset, count in stretches(min(FRAGMENT_ELEMENTS, elements - start), codec):
+            yield slice(start + offset, start + offset + count)
 
 
 # ---------------------------------------------------------------- those of others
@@ -190,7 +194,8 @@ def of_bitsandbytes() -> Iterator[Way]:
     )
 
 
-OTHERS: dict[str, Callable[[], Iterator[Way]]] = {
+WHOSE: dict[str, Callable[[], Iterator[Way]]] = {
+    "halos": ours,
     "hivemind": of_hivemind,
     "bitsandbytes": of_bitsandbytes,
 }

@@ -35,7 +35,7 @@ from halos.runtime.keeping import STARTS
 from halos.runtime.losses import LOSSES, Losses
 from halos.runtime.metrics import RunMetrics
 from halos.runtime.plan import RunPlan
-from halos.runtime.prepare import Prepared, codecs_of, roundings_of
+from halos.runtime.prepare import Prepared, roundings_of
 from halos.runtime.recorded import facts_of
 from halos.runtime.timing import UniformTime
 from halos.runtime.trace import TraceWriter, open_trace
@@ -332,7 +332,7 @@ def _driver(
 ) -> InProcess | VirtualClock:
     train: dict[NodeId, Trainer] = {name: trainer.run for name, trainer in trainers.items()}
     now = saved.manifest["now"] if saved is not None else 0.0
-    isolate = RoundTrip(codecs_of(prepared.specification))
+    isolate = RoundTrip(prepared.specification.resolved_wire.codecs)
     if order == "arrival":
         return InProcess(nodes, train, isolate=isolate, now=now)
     return VirtualClock(

@@ -140,13 +140,12 @@ class ParentLink:
 
     async def greet(self) -> Greeting:
         """Say hello until the server answers. ``UserError`` if it never will, or turns us away."""
-        since, met = time.monotonic(), self.greeting is not None
-        closed = taken = 0
+        since, closed, taken = time.monotonic(), 0, 0
         while True:
             try:
                 greeting = await self._say_hello()
             except grpc.aio.AioRpcError as error:
-                closed = closed + 1 if was_closed(error) and not met else 0
+                closed = closed + 1 if was_closed(error) and not self._met else 0
                 taken = taken + 1 if error.code() is grpc.StatusCode.ALREADY_EXISTS else 0
                 if self._is_final(error) or closed == CLOSED_TRIES or taken == TAKEN_TRIES:
                     raise UserError(explain(error, self.address, self.security)) from None
@@ -158,6 +157,11 @@ class ParentLink:
             self._layout = layout_from(greeting.layout)
             return greeting
 
+    @property
+    def _met(self) -> bool:
+        """Whether the server has answered once."""
+        return self.greeting is not None
+
     def _is_final(self, error: grpc.aio.AioRpcError) -> bool:
         """Whether we were turned away for good.
 
@@ -165,11 +169,11 @@ class ParentLink:
         may be a gateway's answer in its absence, and passes.
         """
         of_transport = error.code() is grpc.StatusCode.UNAVAILABLE
-        return will_not_heal(error) and not (of_transport and self.greeting is not None)
+        return will_not_heal(error) and not (of_transport and self._met)
 
     async def _pause(self, error: grpc.aio.AioRpcError, since: float) -> None:
         reason = explain(error, self.address, self.security)
-        if was_closed(error) and self.greeting is not None:
+        if was_closed(error) and self._met:
             reason = f"{self.address}: {SHUT}"
         if time.monotonic() > since + self.patience_s:
             raise UserError(f"gave up after {self.patience_s:g} s: {reason}")

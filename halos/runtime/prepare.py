@@ -33,7 +33,6 @@ from halos.training.model import ModelSettings, build_model
 from halos.training.parameters import gather, layout_of
 from halos.training.replica import Replica
 from halos.wire.chunks import arrives
-from halos.wire.frames import Codecs
 
 NO_DATA_HERE = (
     '[data] dataset: is "own", which only a training loop of your own has; join the run from it, '
@@ -228,18 +227,6 @@ def outer_settings(specification: RunSpecification, server: NodeId) -> OuterSett
     """Of one server, from the specification alone."""
     sync = specification.resolved_sync
     return sync.root if server == ROOT else sync.local
-
-
-def codecs_of(specification: RunSpecification) -> Codecs:
-    """In which codecs the run's tensors travel."""
-    wire = specification.resolved_wire
-    down, differences = wire.down
-    return Codecs(
-        workers=wire.workers,
-        up=wire.up.codec,
-        models="fp32" if differences else down,
-        differences=down if differences else None,
-    )
 
 
 def roundings_of(specification: RunSpecification) -> Roundings:

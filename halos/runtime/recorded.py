@@ -15,7 +15,7 @@ from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
 from halos.errors import UserError
 from halos.runtime.dispatcher import Trainer
 from halos.runtime.plan import RunPlan
-from halos.runtime.prepare import Prepared, codecs_of, roundings_of
+from halos.runtime.prepare import Prepared, roundings_of
 from halos.runtime.replay import Replay
 from halos.runtime.trace import RunFacts, Trace
 from halos.training.inner import LocalTrainer
@@ -84,7 +84,7 @@ def recorded_run(prepared: Prepared, traces: Sequence[Trace]) -> RecordedRun:
             plan.nodes(),
             {worker.name: trainer(worker.name) for worker in topology.workers},
             traces,
-            isolate=RoundTrip(codecs_of(prepared.specification)),
+            isolate=RoundTrip(prepared.specification.resolved_wire.codecs),
             undo=lambda worker, lease: trainers[worker].undo(lease),
             fresh=fresh,
         ),

@@ -28,7 +28,6 @@ from halos.runtime.networked import Networked
 from halos.runtime.parent import ParentLink
 from halos.runtime.plan import RunPlan
 from halos.runtime.prepare import (
-    codecs_of,
     outer_settings,
     prepare_data,
     prepare_model,
@@ -333,7 +332,7 @@ def _open(
     saved = keeping.saved()
     driver = _driver(told, place, keeping.starts, saved)
     stack.callback(driver.close)
-    codecs = codecs_of(specification)
+    codecs = specification.resolved_wire.codecs
     children = Children(loop, told.layout, driver.from_child, codecs)
     process = ServerProcess(
         place.name, specification, driver, loop, children, keeping, about,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -49,17 +50,7 @@ class Outcome:
     lanes: dict[str, tuple[Span, ...]] = field(default_factory=dict)
 
     def reached(self, loss: float) -> Reached | None:
-        """When the loss first came down to ``loss``, on straight lines between evaluations."""
-        if self.points and self.points[0].loss <= loss:
-            return Reached(self.points[0].elapsed_s, self.points[0].tokens)
-        for before, after in pairwise(self.points):
-            if after.loss <= loss < before.loss:
-                share = (before.loss - loss) / (before.loss - after.loss)
-                return Reached(
-                    before.elapsed_s + share * (after.elapsed_s - before.elapsed_s),
-                    before.tokens + share * (after.tokens - before.tokens),
-                )
-        return None
+        return reached(self.points, loss)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,3 +75,17 @@ class Reached:
 
     elapsed_s: float
     tokens: float
+
+
+def reached(points: Sequence[Point], loss: float) -> Reached | None:
+    """When the loss first came down to ``loss``, on straight lines between evaluations."""
+    if points and points[0].loss <= loss:
+        return Reached(points[0].elapsed_s, points[0].tokens)
+    for before, after in pairwise(points):
+        if after.loss <= loss < before.loss:
+            share = (before.loss - loss) / (before.loss - after.loss)
+            return Reached(
+                before.elapsed_s + share * (after.elapsed_s - before.elapsed_s),
+                before.tokens + share * (after.tokens - before.tokens),
+            )
+    return None

@@ -96,7 +96,7 @@ def chunks(
         have = here.get(number, 0)
         if have >= header.elements:
             continue
-        for offset, count in _stretches(header.elements, codec, have):
+        for offset, count in stretches(header.elements, codec, have):
             data = codec.encode(values[offset : offset + count])
             yield Chunk(number, offset, count, zlib.crc32(data), data)
 
@@ -104,13 +104,13 @@ def chunks(
 def arrives(values: Tensor, codec: CodecName) -> Tensor:
     """What a receiver gets of a fragment that is sent in this codec."""
     encoded, got = CODECS[codec], torch.empty(len(values))
-    for offset, count in _stretches(len(values), encoded):
+    for offset, count in stretches(len(values), encoded):
         part = slice(offset, offset + count)
         encoded.decode(encoded.encode(values[part]), got[part])
     return got
 
 
-def _stretches(elements: int, codec: Codec, start: int = 0) -> Iterator[tuple[int, int]]:
+def stretches(elements: int, codec: Codec, start: int = 0) -> Iterator[tuple[int, int]]:
     """(offset, count) of each chunk of a fragment, from that on which ``start`` is in.
 
     Always the same ones, however often a transfer was cut off: what an element becomes may depend

@@ -13,7 +13,6 @@ from typing import Literal
 from halos.core.messages import Assignment, Message, Push, PushAnswer, WorkerUpdate
 
 CHUNK_BYTES = 1 << 20
-MOST_ELEMENTS = 1 << 22  # of a fragment, and so of a chunk: as in halos.core.fragments
 ALIGNMENT = 4096  # elements; chunks begin and end at multiples of it
 OLDEST_PROTOCOL = 1
 NEWEST_PROTOCOL = 1

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from halos.core import messages as core
 from halos.core.samples import Block, Lease, Range, Report
-from halos.core.tensors import NOTHING, RefusalReason
+from halos.core.tensors import FRAGMENT_ELEMENTS, NOTHING, RefusalReason
 from halos.wire import chunk_bytes, frames
 from halos.wire.records import (
     ID,
@@ -159,7 +159,7 @@ UPLOAD_FRAME: Union[frames.UploadFrame] = Union.of(
 
 
 def _sane(chunk: frames.Chunk) -> frames.Chunk:
-    too_large = len(chunk.data) > frames.CHUNK_BYTES or chunk.count > frames.MOST_ELEMENTS
+    too_large = len(chunk.data) > frames.CHUNK_BYTES or chunk.count > FRAGMENT_ELEMENTS
     if too_large or chunk.offset >= 2**63:
         raise MalformedMessage(
             f"{chunk.count} elements from {chunk.offset} on in {len(chunk.data)} bytes are no chunk"

@@ -35,6 +35,15 @@ def state(*theta: float, links: Roundings = COARSE) -> TorchState:
     return TorchState.start(fragments(*theta), PLAIN, links, has_parent=True)
 
 
+def owing(lost: float) -> TorchState:
+    """A child whose only push was answered, and lost all that it carried."""
+    child = state(0.0)
+    child.apply(fragments(lost))
+    child.cut()
+    child.blend(child.publish(), merge_weight=1.0, carry=False)
+    return child
+
+
 def arrived(payload: Fragments) -> list[float]:
     return [round(x) for x in values(payload)]
 
@@ -50,20 +59,14 @@ class TestPushes:
                 assert abs(total - true) <= 0.5 + 1e-9
 
     def test_of_one_that_never_arrived_nothing_was_lost(self) -> None:
-        child = state(0.0)
-        child.apply(fragments(0.25))
-        child.cut()
-        child.blend(child.publish(), merge_weight=1.0, carry=False)  # 0.25 are to be made up for
+        child = owing(0.25)
         child.apply(fragments(1.0))
         assert values(child.cut()) == [1.25]
         child.apply(fragments(2.0))
         assert values(child.cut()) == [3.25]  # cut again, under the same number
 
     def test_what_is_to_be_made_up_for_is_kept_over_a_restart(self) -> None:
-        child = state(0.0)
-        child.apply(fragments(0.25))
-        child.cut()
-        child.blend(child.publish(), merge_weight=1.0, carry=False)
+        child = owing(0.25)
         child.apply(fragments(0.375))
         child.cut()
         parts = {name: part.copy() for name, part in child.capture().items()}
@@ -72,10 +75,7 @@ class TestPushes:
             assert values(again.cut()) == [0.625 - 1.0]
 
     def test_links_that_became_exact_send_it_once(self) -> None:
-        child = state(0.0)
-        child.apply(fragments(0.25))
-        child.cut()
-        child.blend(child.publish(), merge_weight=1.0, carry=False)
+        child = owing(0.25)
         exact = TorchState.restore(child.capture(), PLAIN, step=1)
         assert values(exact.cut()) == [0.25]
         exact.blend(exact.publish(), merge_weight=1.0, carry=False)
@@ -83,10 +83,7 @@ class TestPushes:
         assert "lost" not in exact.capture()
 
     def test_who_starts_again_has_nothing_to_make_up_for(self) -> None:
-        child = state(0.0)
-        child.apply(fragments(0.25))
-        child.cut()
-        child.blend(child.publish(), merge_weight=1.0, carry=False)
+        child = owing(0.25)
         child.adopt(fragments(7.0))
         assert values(child.cut()) == [0.0]
 

@@ -20,12 +20,12 @@ from halos.specification import (
     OuterTable,
     RunSpecification,
     SyncTable,
-    WireTable,
     children_of,
     load_specification,
     resolve_sync,
 )
 from halos.wire.link import LinkSettings
+from halos.wire.settings import WireTable
 
 
 def specification(**sections: Any) -> RunSpecification:

@@ -15,7 +15,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halos.core.fragments import FRAGMENT_ELEMENTS, Fragments, ModelLayout, Parameter
+from halos.core.fragments import Fragments, ModelLayout, Parameter
+from halos.core.tensors import FRAGMENT_ELEMENTS
 from halos.wire import chunks as module
 from halos.wire.chunks import (
     BadChunk,

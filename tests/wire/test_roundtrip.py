@@ -9,10 +9,10 @@ import torch
 
 from halos.codec.codecs import CODECS
 from halos.core import messages as core
-from halos.core.fragments import FRAGMENT_ELEMENTS, Fragments
-from halos.core.tensors import NOTHING
+from halos.core.fragments import Fragments
+from halos.core.tensors import FRAGMENT_ELEMENTS, NOTHING
 from halos.wire.chunks import arrives
-from halos.wire.frames import MOST_ELEMENTS, CodecName, Codecs
+from halos.wire.frames import CodecName, Codecs
 from halos.wire.roundtrip import RoundTrip
 from tests.wire.samples import CARRYING, FROM_CHILD, FROM_PARENT
 
@@ -86,7 +86,3 @@ def test_a_whole_fragment_arrives_in_every_codec(codec: CodecName) -> None:
         assert isinstance(arrived, Fragments)
         for mine, theirs in zip(sent.tensors, arrived.tensors, strict=True):
             assert torch.equal(arrives(mine, codec), theirs)
-
-
-def test_no_chunk_may_be_of_more_than_a_fragment() -> None:
-    assert MOST_ELEMENTS == FRAGMENT_ELEMENTS

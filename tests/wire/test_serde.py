@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from halos.core import messages as core
 from halos.core.samples import Block, Lease, Report
-from halos.core.tensors import NOTHING, RefusalReason
+from halos.core.tensors import FRAGMENT_ELEMENTS, NOTHING, RefusalReason
 from halos.wire import frames
 from halos.wire.serde import (
     METHODS,
@@ -404,7 +404,7 @@ MALFORMED: dict[str, tuple[Any, bytes, str]] = {
     "a chunk of too many": (
         METHODS["Upload"].decode_request,
         transfer_pb2.UploadFrame(
-            chunk=transfer_pb2.Chunk(count=frames.MOST_ELEMENTS + 1)
+            chunk=transfer_pb2.Chunk(count=FRAGMENT_ELEMENTS + 1)
         ).SerializeToString(),
         "are no chunk",
     ),
