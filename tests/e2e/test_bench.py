@@ -11,7 +11,7 @@ from .conftest import Halos
 
 @pytest.mark.slow
 def test_every_codec_is_measured_on_a_real_pseudo_gradient(halos: Halos) -> None:
-    done = halos("bench", "codec", "--model", "0.1m", "--steps", "20", "--json", timeout=200)
+    done = halos("bench", "codec", "--model", "0.1m", "--steps", "20", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     by_name = {row["name"]: row for row in result["codecs"]}
