@@ -71,8 +71,10 @@ services() { # PATTERN
 
 # Who has told pip about package sources of his own has them used inside the image as well.
 gather_wheels() {
-    python3 -m pip config list 2>/dev/null | grep -qE "(find-links|index-url)=" || return 0
-    local wanted
+    local configured wanted
+    # Not a pipe: grep ends at the first match, and pip at a closed pipe.
+    configured=$(python3 -m pip config list 2>/dev/null) || return 0
+    grep -qE "(find-links|index-url)=" <<<"$configured" || return 0
     wanted=$(
         cd "$here/.." && python3 -c '
 import tomllib
