@@ -49,7 +49,7 @@ def wire(
     rtt_ms: Annotated[float, typer.Option(min=0, help="Its round trip in milliseconds.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Exchange a model over loopback, as a worker and its server do, beside raw TCP.
+    """Exchange a model over loopback, as a region and the coordinator do, beside raw TCP.
 
     There and back, between two processes. MB are of fp32 parameters, whatever the codec.
 
@@ -168,7 +168,7 @@ def ways() -> Iterator[list[Way]]:
         certs = Path(folder)
         make_authority(certs / "authority")
         issue(certs / "authority", certs / "coordinator", "coordinator", "coordinator")
-        issue(certs / "authority", certs / "worker", "worker", "worker")
+        issue(certs / "authority", certs / "server", "server", "region")
         yield [
             Way("raw TCP", "tcp"),
             Way("plain protobuf over gRPC", "protobuf"),

@@ -296,15 +296,19 @@ class Children:
     async def upload(self, child: Child, frames: AsyncIterator[UploadFrame]) -> Uploaded:
         """Take in what comes. Between two frames the child alone holds the update: a stream that
         was broken without our knowing keeps none of its memory."""
-        transfer, elements = None, 0
+        transfer, announced, elements = None, False, 0
         async for frame in frames:
-            if isinstance(frame, Part):
-                transfer = self._coming(child, frame.transfer).transfer
-            elif transfer is None:
-                raise Unacceptable("a stream of chunks begins by saying of what they are")
-            else:
+            if isinstance(frame, Chunk) and transfer is not None:
                 self._add(child, transfer, frame)
                 elements += frame.count
+            elif isinstance(frame, Chunk) or transfer is not None:
+                raise Unacceptable("a stream of chunks begins by saying of what they are, once")
+            elif isinstance(frame, Part):
+                transfer = self._coming(child, frame.transfer).transfer
+            else:
+                transfer, announced = (await self.begin(child, frame)).transfer, True
+        if transfer is not None and announced:
+            self.commit(child, Commit(transfer))
         return Uploaded(elements)
 
     def _add(self, child: Child, transfer: bytes, chunk: Chunk) -> None:

@@ -39,8 +39,10 @@ from halos.wire.frames import (
     Header,
     Hello,
     Hold,
+    Manifest,
     Offer,
     Part,
+    Progress,
     Said,
     Telemetry,
     UploadFrame,
@@ -134,7 +136,7 @@ class ParentLink:
         self._partial: dict[bytes, Staging] = {}
         self._join: Message | None = None
         self._kept: Future[None] | None = None
-        self._contents: dict[int, tuple[Payload, Any]] = {}
+        self._contents: dict[int, tuple[Payload, Manifest]] = {}
 
     # ------------------------------------------------------------ greeting
 
@@ -339,27 +341,52 @@ class ParentLink:
             specification_version=self.greeting.specification_version,
             sender=self.hello.name,
         )
+        again = id(payload) in self._contents
         manifest = self._manifest(payload, self._codecs.of(message))
         begin = Begin(header, replace(message, payload=NOTHING), manifest)
-        # How long the server lets us wait for our turn is its affair; the stream says if it died.
-        begun = await self.stub(bulk=True).call("Begin", begin, metadata=self.metadata())
-        moved = 0
+        if isinstance(message, Push) and not again:
+            await self._send_at_once(begin, payload)
+        else:
+            await self._send_in_turn(begin, payload)
 
-        async def frames() -> AsyncIterator[UploadFrame]:
-            nonlocal moved
-            yield Part(begun.transfer, 0)
-            for chunk in chunks(payload, manifest, begun.received):
+    async def _send_at_once(self, begin: Begin, payload: Fragments) -> None:
+        """All in one call: over a wide area each round trip counts."""
+        frames = self._frames(begin, payload, begin.manifest)
+        await self.stub(bulk=True).call("Upload", frames, metadata=self.metadata())
+
+    async def _send_in_turn(self, begin: Begin, payload: Fragments) -> None:
+        """Only when the server has room for it, and only what it does not have.
+
+        How long it lets us wait is its affair; the stream says if it died.
+        """
+        stub, metadata = self.stub(bulk=True), self.metadata()
+        begun = await stub.call("Begin", begin, metadata=metadata)
+        frames = self._frames(Part(begun.transfer, 0), payload, begin.manifest, begun.received)
+        limit = self.deadlines.of(payload.nbytes)
+        await stub.call("Upload", frames, metadata=metadata, timeout=limit)
+        await stub.call("Commit", Commit(begun.transfer), metadata=metadata, timeout=CALL_S)
+
+    async def _frames(
+        self,
+        first: Begin | Part,
+        payload: Fragments,
+        manifest: Manifest,
+        received: tuple[Progress, ...] = (),
+    ) -> AsyncIterator[UploadFrame]:
+        """Of an upload. The link's rate is taken from when its first chunk was let through on."""
+        yield first
+        began, moved = None, 0
+        for chunk in chunks(payload, manifest, received):
+            self.traffic.sent += len(chunk.data)
+            yield chunk
+            if began is None:
+                began = time.monotonic()
+            else:
                 moved += len(chunk.data)
-                self.traffic.sent += len(chunk.data)
-                yield chunk
+        if began is not None:
+            self.deadlines.took(moved, time.monotonic() - began)
 
-        began, limit = time.monotonic(), self.deadlines.of(payload.nbytes)
-        await self.stub(bulk=True).call("Upload", frames(), metadata=self.metadata(), timeout=limit)
-        self.deadlines.took(moved, time.monotonic() - began)
-        commit = Commit(begun.transfer)
-        await self.stub(bulk=True).call("Commit", commit, metadata=self.metadata(), timeout=CALL_S)
-
-    def _manifest(self, payload: Fragments, codec: CodecName) -> Any:
+    def _manifest(self, payload: Fragments, codec: CodecName) -> Manifest:
         """The same for the same payload, so that a transfer can go on where it was cut off."""
         known = self._contents.get(id(payload))
         if known is None:

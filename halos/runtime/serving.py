@@ -39,6 +39,7 @@ from halos.wire.frames import (
     Evaluation,
     Fetch,
     Greeting,
+    Header,
     Hello,
     Hold,
     Observe,
@@ -269,16 +270,28 @@ class Serving:
         await self._abort(context, refused)
 
     async def _begin(self, request: Begin, context: Context) -> Begun:
-        child, mine = self._caller(context), self.answers.greeting
-        header = request.header
+        child = self._caller(context)
+        self._check(child, request.header)
+        return await self.children.begin(child, request)
+
+    def _check(self, child: Child, header: Header) -> None:
+        """Raise ``Unacceptable`` for an update that is not of this run, or not of this child."""
+        mine = self.answers.greeting
         if header.run != mine.run or header.specification_version != mine.specification_version:
             raise Unacceptable("the run's specification is another by now", retry=True)
         if header.sender != child.name:
             raise Unacceptable(f"{child.name} cannot send an update of {header.sender}")
-        return await self.children.begin(child, request)
 
     async def _upload(self, frames: AsyncIterator[UploadFrame], context: Context) -> Uploaded:
-        return await self.children.upload(self._caller(context), frames)
+        child = self._caller(context)
+
+        async def checked() -> AsyncIterator[UploadFrame]:
+            async for frame in frames:
+                if isinstance(frame, Begin):
+                    self._check(child, frame.header)
+                yield frame
+
+        return await self.children.upload(child, checked())
 
     async def _commit(self, request: Commit, context: Context) -> None:
         self.children.commit(self._caller(context), request)

@@ -1,7 +1,7 @@
 """An exchange of a whole model over loopback, as production does it, beside plainer ways.
 
 Two processes: a server with :class:`Children` and :class:`Serving`, and a child with
-:class:`ParentLink`. The child sends an update, the server answers with a model of the same size.
+:class:`ParentLink`. The child pushes a change, the server answers with a model of the same size.
 Beside it the same bytes over raw TCP, and as protobuf messages over gRPC as it is by default.
 """
 
@@ -24,9 +24,9 @@ import torch
 
 from halos.codec.codecs import CODECS
 from halos.core.fragments import Fragments, ModelLayout, Parameter
-from halos.core.messages import Assignment, Message, WorkerUpdate
-from halos.core.samples import Lease
-from halos.core.topology import ROOT, ServerPlace, Topology, WorkerPlace
+from halos.core.messages import Message, Push, PushAnswer
+from halos.core.samples import Report
+from halos.core.topology import ROOT, ServerPlace, Topology
 from halos.runtime.children import Children
 from halos.runtime.loop import LoopThread
 from halos.runtime.parent import ParentLink
@@ -40,20 +40,26 @@ from halos.wire.serde import METHODS
 PATIENCE_S = 300.0
 BLOCK = 1 << 20
 BLOB = METHODS["Constants"]  # whose reply is one message with a field of bytes
-LEASE = Lease("bench", "bench", 0, ((0, 1),), 0)
+CHILD = "region"
+REPORT = Report(1, 1, 1, 1.0)
 
 
 @dataclass(frozen=True)
 class Way:
     """How the exchange is made: raw TCP, a plain stream of protobuf messages, or as production.
 
-    ``certs``: folders ``coordinator`` and ``worker``, as ``halos certs issue`` makes them.
+    ``certs``: folders ``coordinator`` and ``server``, as ``halos certs issue`` makes them.
     """
 
     name: str
     kind: Literal["tcp", "protobuf", "halos"] = "halos"
     codec: CodecName = "fp32"
     certs: Path | None = None
+
+    @property
+    def codecs(self) -> Codecs:
+        """The same both ways."""
+        return Codecs(up=self.codec, models=self.codec)
 
     def bytes_of(self, parameters: int) -> int:
         """What goes over the network one way, at most."""
@@ -113,26 +119,25 @@ def _reached(address: str, link: LinkSettings | None) -> Iterator[str]:
 @contextmanager
 def _child(way: Way, address: str, parameters: int) -> Iterator[Callable[[], float]]:
     loop, payload = LoopThread(), payload_of(layout_of_size(parameters))
-    link = ParentLink(loop, address, way.security("worker"), Hello("worker", "0"))
+    link = ParentLink(loop, address, way.security("server"), Hello("server", CHILD))
     arrived = threading.Event()
     failures: list[BaseException] = []
 
     def deliver(_: Channel, message: Message) -> None:
-        if isinstance(message, Assignment):
+        if isinstance(message, PushAnswer):
             arrived.set()
 
     def once() -> float:
         arrived.clear()
         began = time.perf_counter()
-        update = WorkerUpdate("bench", 1, 0, 1, 1, 1.0, 1.0, 1.0, payload.copy())
-        link.send(Channel.NODE, update)
+        link.send(Channel.NODE, Push(1, 1, 0, REPORT, payload.copy(), None))
         if not arrived.wait(PATIENCE_S):
             raise TimeoutError(f"{way.name}: no answer; {failures}")
         return time.perf_counter() - began
 
     try:
         loop.run(link.greet())
-        link.start(Codecs(workers=way.codec), deliver, lambda: None, failures.append)
+        link.start(way.codecs, deliver, lambda: None, failures.append)
         while not link.connected:
             time.sleep(0.01)
         yield once
@@ -147,11 +152,10 @@ def _serve(pipe: Connection, way: Way, parameters: int) -> None:
     model = payload_of(layout)
 
     def deliver(child: str, _: Channel, message: Message) -> None:
-        if isinstance(message, WorkerUpdate):
-            answer = Assignment(1, 1, "bench", LEASE, 1, 1, 1, model)
-            children.send(child, Channel.NODE, answer)
+        if isinstance(message, Push):
+            children.send(child, Channel.NODE, PushAnswer(message.sequence, 1, 1, model, None))
 
-    children = Children(loop, layout, deliver, Codecs(workers=way.codec))
+    children = Children(loop, layout, deliver, way.codecs)
     greeting = Greeting(
         protocol=NEWEST_PROTOCOL,
         features=(),
@@ -163,7 +167,7 @@ def _serve(pipe: Connection, way: Way, parameters: int) -> None:
         server=ROOT,
         name="",
     )
-    topology = Topology((ServerPlace(ROOT, None),), (WorkerPlace(f"{ROOT}/0", ROOT),))
+    topology = Topology((ServerPlace(ROOT, None), ServerPlace(CHILD, ROOT)), ())
     answers = Answers(greeting, topology, b"", dict)
     serving = Serving(children, way.security("coordinator"), answers)
     pipe.send(loop.run(serving.start("127.0.0.1:0")))

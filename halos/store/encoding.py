@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,6 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from cattrs import Converter
 from cattrs.strategies import configure_tagged_union
+from isal import isal_zlib
 from torch import Tensor
 
 from halos.core.fragments import Fragments
@@ -99,7 +99,7 @@ def _checksum(payload: Fragments) -> int:
     checksum = 0
     for tensor in payload.tensors:
         as_bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-        checksum = zlib.crc32(as_bytes.numpy().data, checksum)
+        checksum = isal_zlib.crc32(as_bytes.numpy().data, checksum)
     return checksum
 
 

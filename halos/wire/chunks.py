@@ -7,12 +7,12 @@ A chunk is at most a mebibyte of one fragment, encoded. What has come of a paylo
 from __future__ import annotations
 
 import secrets
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
+from isal import isal_zlib
 from torch import Tensor
 
 from halos.codec.codecs import CODECS
@@ -98,7 +98,7 @@ def chunks(
             continue
         for offset, count in stretches(header.elements, codec, have):
             data = codec.encode(values[offset : offset + count])
-            yield Chunk(number, offset, count, zlib.crc32(data), data)
+            yield Chunk(number, offset, count, isal_zlib.crc32(data), data)
 
 
 def arrives(values: Tensor, codec: CodecName) -> Tensor:
@@ -214,7 +214,7 @@ class Staging:
                 f"{chunk.count} elements of fragment {chunk.fragment} are "
                 f"{codec.size(chunk.count)} bytes in {header.codec}, not {len(chunk.data)}"
             )
-        if zlib.crc32(chunk.data) != chunk.crc32:
+        if isal_zlib.crc32(chunk.data) != chunk.crc32:
             raise BadChunk(
                 f"elements {chunk.offset} to {end} of fragment {chunk.fragment} were damaged on "
                 "their way: the checksum is another"

@@ -226,7 +226,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Announces a ``WorkerUpdate`` or a ``Push`` in ``parts`` streams."""
+    """Announces a ``WorkerUpdate`` or a ``Push`` in ``parts`` streams.
+
+    As the first frame of an upload: one that comes whole in that stream, and needs no commit.
+    """
 
     header: Header
     message: Message
@@ -243,13 +246,13 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The first frame of an upload stream; chunks follow."""
+    """The first frame of an upload of what was announced before; chunks follow."""
 
     transfer: bytes
     part: int
 
 
-UploadFrame = Part | Chunk
+UploadFrame = Begin | Part | Chunk
 
 
 @dataclass(frozen=True, slots=True)

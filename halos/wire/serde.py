@@ -152,9 +152,16 @@ MANIFEST = record(transfer.Manifest, frames.Manifest, content=ID, fragments=HEAD
 RECEIVED = Each(record(transfer.Progress, frames.Progress))
 ENDPOINTS = Each(record(transfer.Endpoint, frames.Endpoint))
 CHUNK = record(transfer.Chunk, frames.Chunk)
+BEGIN = record(
+    transfer.BeginRequest,
+    frames.Begin,
+    header=One(record(transfer.Header, frames.Header)),
+    message=One(ANNOUNCED),
+    manifest=One(MANIFEST),
+)
 PART = record(transfer.Part, frames.Part, transfer=ID)
 UPLOAD_FRAME: Union[frames.UploadFrame] = Union.of(
-    "an upload's frame", {"part": PART, "chunk": CHUNK}
+    "an upload's frame", {"part": PART, "chunk": CHUNK, "begin": BEGIN}
 )
 
 
@@ -243,13 +250,6 @@ GREETING = record(
 
 # ---------------------------------------------------------------- calls
 
-BEGIN = record(
-    transfer.BeginRequest,
-    frames.Begin,
-    header=One(record(transfer.Header, frames.Header)),
-    message=One(ANNOUNCED),
-    manifest=One(MANIFEST),
-)
 BEGUN = record(
     transfer.BeginReply, frames.Begun, transfer=ID, received=RECEIVED, endpoints=ENDPOINTS
 )

@@ -7,6 +7,8 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import grpc.aio
@@ -126,12 +128,21 @@ def test_five_children_and_one_slot_take_turns() -> None:
 
 
 @pytest.fixture
-def alone() -> Iterator[Callable[..., Any]]:
+def delivered() -> list[Message]:
+    """What a server of :func:`alone` was handed."""
+    return []
+
+
+@pytest.fixture
+def alone(delivered: list[Message]) -> Iterator[Callable[..., Any]]:
     """Run a coroutine on a server's children without its sockets."""
     loop = LoopThread()
 
+    def deliver(_child: str, _: Channel, message: Message) -> None:
+        delivered.append(message)
+
     def run(story: Callable[[Children], Any], limit: int = 1) -> Any:
-        there = Children(loop, LAYOUT, lambda *_: None, Codecs(), max_inflight=limit)
+        there = Children(loop, LAYOUT, deliver, Codecs(), max_inflight=limit)
         return loop.run(story(there))
 
     yield run
@@ -156,6 +167,85 @@ async def sent(there: Children, child: Child, tensors: Fragments, count: int) ->
             yield chunk
 
     await there.upload(child, frames())
+
+
+async def at_once(child: str, tensors: Fragments, count: int) -> AsyncIterator[UploadFrame]:
+    """An update that is announced in its own stream, and its first chunks."""
+    yield begin_of(child, tensors)
+    for chunk in islice(chunks(tensors, manifest_of(tensors, "fp32")), count):
+        yield chunk
+
+
+def test_an_update_that_comes_at_once_counts_when_it_is_whole_and_goes_on_if_it_was_cut_off(
+    alone: Callable[..., Any], delivered: list[Message]
+) -> None:
+    async def story(there: Children) -> None:
+        child, tensors = welcome(there, "w"), payload()
+        with pytest.raises(Unacceptable, match="not whole"):
+            await there.upload(child, at_once("w", tensors, 2))
+        assert delivered == []
+        begun = await there.begin(child, begin_of("w", tensors))
+        assert [p.elements for p in begun.received] == [2 * 262_144]
+        await there.upload(child, at_once("w", tensors, 3))
+        (came,) = delivered
+        assert isinstance(came, WorkerUpdate) and isinstance(came.payload, Fragments)
+        assert torch.equal(came.payload.tensors[0], tensors.tensors[0])
+
+    alone(story)
+
+
+def test_a_stream_says_once_of_what_it_is(
+    alone: Callable[..., Any], delivered: list[Message]
+) -> None:
+    async def story(there: Children) -> None:
+        child, tensors = welcome(there, "w"), payload()
+
+        async def twice() -> AsyncIterator[UploadFrame]:
+            async for frame in at_once("w", tensors, 3):
+                yield frame
+            yield begin_of("w", payload())
+
+        with pytest.raises(Unacceptable, match="once"):
+            await there.upload(child, twice())
+        assert delivered == []
+
+    alone(story)
+
+
+@pytest.mark.parametrize(
+    ("header", "refusal"),
+    [
+        (Header("another", 1, 1, "0"), "the run's specification is another"),
+        (Header("echo", 1, 2, "0"), "the run's specification is another"),
+        (Header("echo", 1, 1, "1"), "cannot send an update of .*1"),
+    ],
+)
+def test_what_is_not_of_this_run_or_this_child_is_refused_however_it_comes(
+    header: Header, refusal: str
+) -> None:
+    echo = Echo(LAYOUT)
+    address, loop, tensors = echo.start(), LoopThread(), payload()
+    foreign = replace(begin_of("", tensors), header=header)
+
+    async def story() -> None:
+        child = Breaking(loop, address, "0")
+        name = (await child.link.greet()).name
+        theirs = replace(foreign, header=replace(header, sender=f"{name[:-1]}{header.sender}"))
+
+        async def frames() -> AsyncIterator[UploadFrame]:
+            yield theirs
+
+        for method, request in (("Begin", theirs), ("Upload", frames())):
+            with pytest.raises(grpc.aio.AioRpcError, match=refusal):
+                await child._call(method, request)
+        await child.link._reset()
+
+    try:
+        loop.run(story())
+        assert echo.seen == []
+    finally:
+        loop.close()
+        echo.stop()
 
 
 def test_what_was_sent_outlives_the_connection_of_a_child_long_here_and_then_is_forgotten(

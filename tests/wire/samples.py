@@ -94,6 +94,7 @@ REQUESTS: dict[str, dict[str, object]] = {
         ),
     },
     "Upload": {
+        "begin": frames.Begin(HEADER, CARRYING["push"], MANIFEST),
         "part": frames.Part(B, 1),
         "chunk": CHUNK,
         "first chunk": replace(CHUNK, fragment=0, offset=0),

@@ -110,6 +110,7 @@ MANIFESTS = any_of(
     content=IDS,
     fragments=tuples_of(any_of(frames.FragmentHeader, codec=CODECS)),
 )
+BEGINS = any_of(frames.Begin, header=any_of(frames.Header), message=UPDATES, manifest=MANIFESTS)
 RECEIVED = tuples_of(any_of(frames.Progress))
 ENDPOINTS = tuples_of(any_of(frames.Endpoint))
 CHUNKS = any_of(
@@ -151,10 +152,10 @@ ANY: dict[str, tuple[st.SearchStrategy[Any], st.SearchStrategy[Any]]] = {
         ),
     ),
     "Begin": (
-        any_of(frames.Begin, header=any_of(frames.Header), message=UPDATES, manifest=MANIFESTS),
+        BEGINS,
         any_of(frames.Begun, transfer=IDS, received=RECEIVED, endpoints=ENDPOINTS),
     ),
-    "Upload": (any_of(frames.Part, transfer=IDS) | CHUNKS, any_of(frames.Uploaded)),
+    "Upload": (BEGINS | any_of(frames.Part, transfer=IDS) | CHUNKS, any_of(frames.Uploaded)),
     "Commit": (any_of(frames.Commit, transfer=IDS), NONE),
     "Download": (any_of(frames.Fetch, transfer=IDS, received=RECEIVED), CHUNKS),
     "Constants": (NONE, st.binary(max_size=100)),

@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from halos.wire.v1 import messages_pb2 as halos_dot_wire_dot_v1_dot_messages__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1chalos/wire/v1/transfer.proto\x12\rhalos.wire.v1\x1a\x1chalos/wire/v1/messages.proto\"8\n\tParameter\x12\r\n\x05names\x18\x01 \x03(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"q\n\x06Layout\x12,\n\nparameters\x18\x01 \x03(\x0b\x32\x18.halos.wire.v1.Parameter\x12+\n\tconstants\x18\x02 \x03(\x0b\x32\x18.halos.wire.v1.Parameter\x12\x0c\n\x04hash\x18\x03 \x01(\t\"G\n\x0e\x46ragmentHeader\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\x12#\n\x05\x63odec\x18\x02 \x01(\x0e\x32\x14.halos.wire.v1.Codec\"M\n\x08Manifest\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x30\n\tfragments\x18\x02 \x03(\x0b\x32\x1d.halos.wire.v1.FragmentHeader\".\n\x08Progress\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x10\n\x08\x65lements\x18\x02 \x01(\x04\"U\n\x05\x43hunk\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05\x63rc32\x18\x04 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"F\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_fragment\x18\x02 \x01(\r\x12\x11\n\tfragments\x18\x03 \x01(\r\"V\n\x06Header\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x1d\n\x15specification_version\x18\x03 \x01(\x04\x12\x0e\n\x06sender\x18\x04 \x01(\t\"\x98\x01\n\x0c\x42\x65ginRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.halos.wire.v1.Header\x12\'\n\x07message\x18\x02 \x01(\x0b\x32\x16.halos.wire.v1.Message\x12)\n\x08manifest\x18\x03 \x01(\x0b\x32\x17.halos.wire.v1.Manifest\x12\r\n\x05parts\x18\x04 \x01(\r\"u\n\nBeginReply\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\x12)\n\x08received\x18\x02 \x03(\x0b\x32\x17.halos.wire.v1.Progress\x12*\n\tendpoints\x18\x03 \x03(\x0b\x32\x17.halos.wire.v1.Endpoint\"a\n\x0bUploadFrame\x12#\n\x04part\x18\x01 \x01(\x0b\x32\x13.halos.wire.v1.PartH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.halos.wire.v1.ChunkH\x00\x42\x06\n\x04kind\"&\n\x04Part\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\"\x1f\n\x0bUploadReply\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\"!\n\rCommitRequest\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\"\r\n\x0b\x43ommitReply\"\x99\x01\n\x05Offer\x12\'\n\x07message\x18\x01 \x01(\x0b\x32\x16.halos.wire.v1.Message\x12\x10\n\x08transfer\x18\x02 \x01(\x0c\x12)\n\x08manifest\x18\x03 \x01(\x0b\x32\x17.halos.wire.v1.Manifest\x12*\n\tendpoints\x18\x04 \x03(\x0b\x32\x17.halos.wire.v1.Endpoint\"N\n\x0f\x44ownloadRequest\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\x12)\n\x08received\x18\x02 \x03(\x0b\x32\x17.halos.wire.v1.Progress\"\x14\n\x04\x42lob\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*\xe2\x01\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\x0e\n\nCODEC_FP32\x10\x01\x12\x0e\n\nCODEC_BF16\x10\x02\x12\x0e\n\nCODEC_FP16\x10\x03\x12\x0e\n\nCODEC_INT8\x10\x04\x12\x0e\n\nCODEC_INT4\x10\x05\x12\x0e\n\nCODEC_INT2\x10\x06\x12\x0e\n\nCODEC_TOPK\x10\x07\x12\x13\n\x0f\x43ODEC_INT8_ZSTD\x10\x08\x12\x13\n\x0f\x43ODEC_INT4_ZSTD\x10\t\x12\x13\n\x0f\x43ODEC_INT2_ZSTD\x10\n\x12\x13\n\x0f\x43ODEC_TOPK_ZSTD\x10\x0b\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1chalos/wire/v1/transfer.proto\x12\rhalos.wire.v1\x1a\x1chalos/wire/v1/messages.proto\"8\n\tParameter\x12\r\n\x05names\x18\x01 \x03(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\"q\n\x06Layout\x12,\n\nparameters\x18\x01 \x03(\x0b\x32\x18.halos.wire.v1.Parameter\x12+\n\tconstants\x18\x02 \x03(\x0b\x32\x18.halos.wire.v1.Parameter\x12\x0c\n\x04hash\x18\x03 \x01(\t\"G\n\x0e\x46ragmentHeader\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\x12#\n\x05\x63odec\x18\x02 \x01(\x0e\x32\x14.halos.wire.v1.Codec\"M\n\x08Manifest\x12\x0f\n\x07\x63ontent\x18\x01 \x01(\x0c\x12\x30\n\tfragments\x18\x02 \x03(\x0b\x32\x1d.halos.wire.v1.FragmentHeader\".\n\x08Progress\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x10\n\x08\x65lements\x18\x02 \x01(\x04\"U\n\x05\x43hunk\x12\x10\n\x08\x66ragment\x18\x01 \x01(\r\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\r\n\x05\x63ount\x18\x03 \x01(\r\x12\r\n\x05\x63rc32\x18\x04 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"F\n\x08\x45ndpoint\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x16\n\x0e\x66irst_fragment\x18\x02 \x01(\r\x12\x11\n\tfragments\x18\x03 \x01(\r\"V\n\x06Header\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x10\n\x08protocol\x18\x02 \x01(\r\x12\x1d\n\x15specification_version\x18\x03 \x01(\x04\x12\x0e\n\x06sender\x18\x04 \x01(\t\"\x98\x01\n\x0c\x42\x65ginRequest\x12%\n\x06header\x18\x01 \x01(\x0b\x32\x15.halos.wire.v1.Header\x12\'\n\x07message\x18\x02 \x01(\x0b\x32\x16.halos.wire.v1.Message\x12)\n\x08manifest\x18\x03 \x01(\x0b\x32\x17.halos.wire.v1.Manifest\x12\r\n\x05parts\x18\x04 \x01(\r\"u\n\nBeginReply\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\x12)\n\x08received\x18\x02 \x03(\x0b\x32\x17.halos.wire.v1.Progress\x12*\n\tendpoints\x18\x03 \x03(\x0b\x32\x17.halos.wire.v1.Endpoint\"\x8f\x01\n\x0bUploadFrame\x12#\n\x04part\x18\x01 \x01(\x0b\x32\x13.halos.wire.v1.PartH\x00\x12%\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x14.halos.wire.v1.ChunkH\x00\x12,\n\x05\x62\x65gin\x18\x03 \x01(\x0b\x32\x1b.halos.wire.v1.BeginRequestH\x00\x42\x06\n\x04kind\"&\n\x04Part\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\x12\x0c\n\x04part\x18\x02 \x01(\r\"\x1f\n\x0bUploadReply\x12\x10\n\x08\x65lements\x18\x01 \x01(\x04\"!\n\rCommitRequest\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\"\r\n\x0b\x43ommitReply\"\x99\x01\n\x05Offer\x12\'\n\x07message\x18\x01 \x01(\x0b\x32\x16.halos.wire.v1.Message\x12\x10\n\x08transfer\x18\x02 \x01(\x0c\x12)\n\x08manifest\x18\x03 \x01(\x0b\x32\x17.halos.wire.v1.Manifest\x12*\n\tendpoints\x18\x04 \x03(\x0b\x32\x17.halos.wire.v1.Endpoint\"N\n\x0f\x44ownloadRequest\x12\x10\n\x08transfer\x18\x01 \x01(\x0c\x12)\n\x08received\x18\x02 \x03(\x0b\x32\x17.halos.wire.v1.Progress\"\x14\n\x04\x42lob\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*\xe2\x01\n\x05\x43odec\x12\x15\n\x11\x43ODEC_UNSPECIFIED\x10\x00\x12\x0e\n\nCODEC_FP32\x10\x01\x12\x0e\n\nCODEC_BF16\x10\x02\x12\x0e\n\nCODEC_FP16\x10\x03\x12\x0e\n\nCODEC_INT8\x10\x04\x12\x0e\n\nCODEC_INT4\x10\x05\x12\x0e\n\nCODEC_INT2\x10\x06\x12\x0e\n\nCODEC_TOPK\x10\x07\x12\x13\n\x0f\x43ODEC_INT8_ZSTD\x10\x08\x12\x13\n\x0f\x43ODEC_INT4_ZSTD\x10\t\x12\x13\n\x0f\x43ODEC_INT2_ZSTD\x10\n\x12\x13\n\x0f\x43ODEC_TOPK_ZSTD\x10\x0b\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'halos.wire.v1.transfer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CODEC']._serialized_start=1452
-  _globals['_CODEC']._serialized_end=1678
+  _globals['_CODEC']._serialized_start=1499
+  _globals['_CODEC']._serialized_end=1725
   _globals['_PARAMETER']._serialized_start=77
   _globals['_PARAMETER']._serialized_end=133
   _globals['_LAYOUT']._serialized_start=135
@@ -54,20 +54,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_BEGINREQUEST']._serialized_end=850
   _globals['_BEGINREPLY']._serialized_start=852
   _globals['_BEGINREPLY']._serialized_end=969
-  _globals['_UPLOADFRAME']._serialized_start=971
-  _globals['_UPLOADFRAME']._serialized_end=1068
-  _globals['_PART']._serialized_start=1070
-  _globals['_PART']._serialized_end=1108
-  _globals['_UPLOADREPLY']._serialized_start=1110
-  _globals['_UPLOADREPLY']._serialized_end=1141
-  _globals['_COMMITREQUEST']._serialized_start=1143
-  _globals['_COMMITREQUEST']._serialized_end=1176
-  _globals['_COMMITREPLY']._serialized_start=1178
-  _globals['_COMMITREPLY']._serialized_end=1191
-  _globals['_OFFER']._serialized_start=1194
-  _globals['_OFFER']._serialized_end=1347
-  _globals['_DOWNLOADREQUEST']._serialized_start=1349
-  _globals['_DOWNLOADREQUEST']._serialized_end=1427
-  _globals['_BLOB']._serialized_start=1429
-  _globals['_BLOB']._serialized_end=1449
+  _globals['_UPLOADFRAME']._serialized_start=972
+  _globals['_UPLOADFRAME']._serialized_end=1115
+  _globals['_PART']._serialized_start=1117
+  _globals['_PART']._serialized_end=1155
+  _globals['_UPLOADREPLY']._serialized_start=1157
+  _globals['_UPLOADREPLY']._serialized_end=1188
+  _globals['_COMMITREQUEST']._serialized_start=1190
+  _globals['_COMMITREQUEST']._serialized_end=1223
+  _globals['_COMMITREPLY']._serialized_start=1225
+  _globals['_COMMITREPLY']._serialized_end=1238
+  _globals['_OFFER']._serialized_start=1241
+  _globals['_OFFER']._serialized_end=1394
+  _globals['_DOWNLOADREQUEST']._serialized_start=1396
+  _globals['_DOWNLOADREQUEST']._serialized_end=1474
+  _globals['_BLOB']._serialized_start=1476
+  _globals['_BLOB']._serialized_end=1496
 # @@protoc_insertion_point(module_scope)

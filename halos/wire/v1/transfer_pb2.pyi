@@ -138,12 +138,14 @@ class BeginReply(_message.Message):
     def __init__(self, transfer: _Optional[bytes] = ..., received: _Optional[_Iterable[_Union[Progress, _Mapping]]] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ...) -> None: ...
 
 class UploadFrame(_message.Message):
-    __slots__ = ("part", "chunk")
+    __slots__ = ("part", "chunk", "begin")
     PART_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
     part: Part
     chunk: Chunk
-    def __init__(self, part: _Optional[_Union[Part, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    begin: BeginRequest
+    def __init__(self, part: _Optional[_Union[Part, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., begin: _Optional[_Union[BeginRequest, _Mapping]] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("transfer", "part")
