@@ -116,6 +116,73 @@ def codec(
         console.print(f"{name}: not installed, so not measured", highlight=False)
 
 
+@app.command()
+def server(
+    parameters: Annotated[
+        int, typer.Option(min=1, help="Of the model that is served, in fp32.")
+    ] = 25_000_000,
+    workers: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="That push at once; give it again for more. 2, 8 and 32 else."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Updates of each worker.")] = 5,
+    as_json: AsJson = False,
+) -> None:
+    """Have workers push to a server all at once: its memory, which should not grow with them.
+
+    Beside it, an outer step in GB/s of memory read and written, and a copy of the same arrays.
+
+    Example: halos bench server --parameters 5000000 --workers 8
+    """
+    import torch
+
+    from halos.runtime.server_bench import measure_apply, measure_server
+
+    torch.set_num_threads(1)
+    console = Console(stderr=as_json)
+    with console.status("Measuring an outer step"):
+        applied = measure_apply(parameters)
+    found = []
+    for count in workers or (2, 8, 32):
+        with console.status(f"{count} workers push at once"):
+            found.append(measure_server(parameters, count, rounds))
+    model_mb = 4 * parameters / 1e6
+    served = [
+        asdict(one)
+        | {"models_at_rest": (one.rest_mb - one.empty_mb) / model_mb}
+        | {"models_at_peak": (one.peak_mb - one.empty_mb) / model_mb}
+        for one in found
+    ]
+    if as_json:
+        told = {"parameters": parameters, "rounds": rounds}
+        print(json.dumps({**told, **asdict(applied), "servers": served}))
+        return
+    console.print(server_table(parameters, served))
+    console.print(
+        f"An outer step: {applied.apply_gb_s:.1f} GB/s; a copy: {applied.copy_gb_s:.1f} GB/s",
+        highlight=False,
+    )
+
+
+def server_table(parameters: int, served: list[dict[str, Any]]) -> Table:
+    title = (
+        f"A server of {parameters:,} parameters ({4 * parameters / 1e6:,.0f} MB); its memory "
+        "in models, above that of an empty process"
+    )
+    shown = Table(title=title, box=None, padding=(0, 2, 0, 0), title_justify="left")
+    for name in ("workers", "updates/s", "at rest", "at most", "at most, MB in all"):
+        shown.add_column(name, justify="right")
+    for row in served:
+        shown.add_row(
+            str(row["workers"]),
+            f"{row['updates_per_s']:.1f}",
+            f"{row['models_at_rest']:.1f}",
+            f"{row['models_at_peak']:.1f}",
+            f"{row['peak_mb']:,.0f}",
+        )
+    return shown
+
+
 def codec_table(model: str, parameters: int, copy: float, found: list[Measured]) -> Table:
     title = (
         f"A pseudo-gradient of {model} ({parameters:,} parameters), one core; a copy in memory: "

@@ -92,7 +92,7 @@ def join(
         handover = Handover()
         worker = _Worker(loop, link, handover)
         run = Run.of(handover, specification, samples, model, optimizer, worker.close)
-        plan = _plan(specification, run.replica.layout, samples.name)
+        plan = worker_plan(specification, run.replica.layout, samples.name)
         if (difference := _difference(run, samples, greeting)) is not None:
             _knock(link, plan, WorkerPlace(greeting.name, greeting.server))
             raise UserError(difference)
@@ -258,7 +258,9 @@ class _Worker:
         return Leave(session.state.fence)
 
 
-def _plan(specification: RunSpecification, layout: ModelLayout, data_name: str) -> RunPlan:
+def worker_plan(specification: RunSpecification, layout: ModelLayout, data_name: str) -> RunPlan:
+    """Of which a worker's own nodes are made."""
+
     def no_server(name: NodeId) -> Any:
         raise AssertionError(f"{name}: a worker's plan has no servers")
 

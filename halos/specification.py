@@ -284,7 +284,7 @@ class MembershipTable(MembershipSettings):
 
 
 WIRES: Mapping[str, WireTable] = {  # of the presets whose links are not exact
-    "fast": WireTable(uplink="int4+ef+zstd", downlink="int8-delta"),
+    "fast": WireTable(workers="bf16", uplink="int4+ef+zstd", downlink="int8-delta"),
 }
 
 
@@ -370,7 +370,7 @@ class RunSpecification(Settings):
 
     @property
     def resolved_wire(self) -> WireTable:
-        """With nothing left open: an uplink or downlink of none is exact."""
+        """With nothing left open: what is of none is exact."""
         preset = preset_for(self.sync, len(self.topology.workers))
         return self.wire.over(WIRES.get(preset, WireTable()))
 

@@ -44,7 +44,9 @@ from halos.wire.frames import (
 
 log = logging.getLogger(__name__)
 
-MAX_INFLIGHT = 4
+MAX_INFLIGHT = 2
+"""Workers that exchange tensors at once: one sends while another fetches."""
+
 SWEEP_S = 5.0
 KEPT_S = 300.0
 """What a child has sent of an update outlives its connection for so long."""
@@ -273,7 +275,8 @@ class Children:
             raise Unacceptable(
                 f"the update of {child.name} does not fit the run's model: {problem}"
             )
-        await self.slots.acquire(child)
+        if child.role == "worker":  # servers are few, and each has a shadow here anyway
+            await self.slots.acquire(child)
         if self._known.get(child.name) is not child:  # it started again while this call waited
             self.slots.release(child)
             raise Unacceptable(f"{child.name} has another process by now", retry=True)
@@ -287,8 +290,9 @@ class Children:
         return Begun(upload.transfer, upload.staging.received())
 
     def _forget_oldest(self) -> None:
-        """Of updates that were cut off keep no more than there are slots."""
-        cut_off = [c for c in self._known.values() if c.upload is not None and not c.connected]
+        """Of workers' updates that were cut off keep no more than there are slots."""
+        workers = [child for child in self._known.values() if child.role == "worker"]
+        cut_off = [c for c in workers if c.upload is not None and not c.connected]
         cut_off.sort(key=lambda child: child.left)
         for child in cut_off[: -self.slots.limit]:
             child.upload = None

@@ -32,7 +32,15 @@ from halos.runtime.loop import LoopThread
 from halos.runtime.parent import ParentLink
 from halos.runtime.serving import Answers, Serving
 from halos.wire.chunks import layout_shape
-from halos.wire.frames import NEWEST_PROTOCOL, Channel, CodecName, Codecs, Greeting, Hello
+from halos.wire.frames import (
+    NEWEST_PROTOCOL,
+    Channel,
+    CodecName,
+    Codecs,
+    DatasetShape,
+    Greeting,
+    Hello,
+)
 from halos.wire.link import LinkSettings, LinkThread
 from halos.wire.security import Security
 from halos.wire.serde import METHODS
@@ -40,7 +48,7 @@ from halos.wire.serde import METHODS
 PATIENCE_S = 300.0
 BLOCK = 1 << 20
 BLOB = METHODS["Constants"]  # whose reply is one message with a field of bytes
-CHILD = "region"
+RUN, CHILD = "bench", "region"
 REPORT = Report(1, 1, 1, 1.0)
 
 
@@ -77,6 +85,22 @@ def payload_of(layout: ModelLayout) -> Fragments:
     """Numbers as an update has them, so that nothing on the way has an easy time."""
     torch.manual_seed(0)
     return Fragments([torch.randn(end - start) * 1e-3 for start, end in layout.fragments])
+
+
+def greeting_of(
+    layout: ModelLayout, specification: str = "{}", datasets: tuple[DatasetShape, ...] = ()
+) -> Greeting:
+    return Greeting(
+        protocol=NEWEST_PROTOCOL,
+        features=(),
+        run=RUN,
+        specification_version=1,
+        specification=specification,
+        layout=layout_shape(layout),
+        datasets=datasets,
+        server=ROOT,
+        name="",
+    )
 
 
 @contextmanager
@@ -156,17 +180,7 @@ def _serve(pipe: Connection, way: Way, parameters: int) -> None:
             children.send(child, Channel.NODE, PushAnswer(message.sequence, 1, 1, model, None))
 
     children = Children(loop, layout, deliver, way.codecs)
-    greeting = Greeting(
-        protocol=NEWEST_PROTOCOL,
-        features=(),
-        run="bench",
-        specification_version=1,
-        specification="{}",
-        layout=layout_shape(layout),
-        datasets=(),
-        server=ROOT,
-        name="",
-    )
+    greeting = greeting_of(layout)
     topology = Topology((ServerPlace(ROOT, None), ServerPlace(CHILD, ROOT)), ())
     answers = Answers(greeting, topology, b"", dict)
     serving = Serving(children, way.security("coordinator"), answers)

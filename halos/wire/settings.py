@@ -27,12 +27,13 @@ class Downlink(NamedTuple):
 class WireTable(Settings):
     """In which codecs models and updates travel.
 
-    ``workers``: both ways between workers and their server. Between servers, ``uplink``: pushes,
-    such as ``int4+ef+zstd`` with error feedback; ``downlink``: models, such as ``int8-delta`` for
-    differences to the model before. What is left out comes with the preset of ``[sync]``.
+    ``workers``: both ways between workers and their server, such as ``bf16``. Between servers,
+    ``uplink``: pushes, such as ``int4+ef+zstd`` with error feedback; ``downlink``: models, such as
+    ``int8-delta`` for differences to the model before. What is left out comes with the preset of
+    ``[sync]``.
     """
 
-    workers: Literal["fp32", "bf16", "fp16"] = "fp32"
+    workers: Literal["fp32", "bf16", "fp16"] | None = None
     uplink: str | None = None
     downlink: str | None = None
 
@@ -62,7 +63,7 @@ class WireTable(Settings):
     def over(self, preset: WireTable) -> WireTable:
         """With what is left out here as in ``preset``."""
         given = self.model_dump(exclude_none=True)
-        return WireTable(**preset.model_dump(exclude_none=True, exclude={"workers"}) | given)
+        return WireTable(**preset.model_dump(exclude_none=True) | given)
 
     @property
     def up(self) -> Uplink:
@@ -77,7 +78,7 @@ class WireTable(Settings):
         """Of each kind of message."""
         down, delta = self.down
         return Codecs(
-            workers=self.workers,
+            workers=self.workers or EXACT,
             up=self.up.codec,
             models=EXACT if delta else down,
             differences=down if delta else None,

@@ -32,7 +32,7 @@ class Echo:
 
     layout: ModelLayout
     codec: CodecName = "fp32"
-    max_inflight: int = 4
+    max_inflight: int = 2
     loop: LoopThread = field(default_factory=LoopThread)
     seen: list[str] = field(default_factory=list)
 

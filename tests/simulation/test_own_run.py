@@ -46,12 +46,12 @@ def test_links_and_workers_are_those_of_the_specification() -> None:
     assert EnvironmentModel(environment, topology).compute_s("us/1", 4, 0.0) == pytest.approx(0.16)
 
 
-def test_what_is_sent_between_regions_is_announced_and_asked_for_first() -> None:
+def test_what_is_sent_between_regions_waits_for_more_than_its_bytes() -> None:
     environment = environment_of_run(specification(), step_ms=20, exchange_ms=6)
     model = EnvironmentModel(environment, environment.tree())
     push = Push(1, 1, 0, Report(), NOTHING)
     alone = 4 * 123_200 * 8 / 0.1e9
-    assert model.transfer_s("us", "root", push) == pytest.approx(4.5 * 0.04 + alone)
+    assert model.transfer_s("us", "root", push) == pytest.approx(2.2 * 0.04 + alone)
     assert model.transfer_s("us", "root", BlockRequest(1, 1, 1, 1)) == pytest.approx(0.04)
     update = WorkerUpdate("us/0/1/1", 1, 0, 1, 1, 0.0, 0.0, 0.0, NOTHING)
     assert model.transfer_s("us/0", "us", update) == pytest.approx(0.003, abs=1e-5)

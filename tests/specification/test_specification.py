@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from halos.specification import (
     load_specification,
     resolve_sync,
 )
+from halos.wire.frames import Codecs
 from halos.wire.link import LinkSettings
 from halos.wire.settings import WireTable
 
@@ -345,6 +347,21 @@ def test_the_template_shows_the_values_of_fast(tmp_path: Path) -> None:
     path.write_text(text[:start] + shown + text[end:])
     run = load_specification(path)
     assert run.resolved_sync == resolve_sync(SyncTable(preset="fast"), run.topology)
+
+
+@pytest.mark.parametrize(
+    ("preset", "codecs"),
+    [
+        ("fast", Codecs(workers="bf16", up="int4+zstd", models="fp32", differences="int8")),
+        ("paper", Codecs()),
+        ("single", Codecs()),
+    ],
+)
+def test_links_that_come_with_a_preset(preset: str, codecs: Codecs) -> None:
+    run = specification(sync={"preset": preset})
+    assert run.resolved_wire.codecs == codecs
+    exact = specification(sync={"preset": preset}, wire={"workers": "fp32"})
+    assert exact.resolved_wire.codecs == replace(codecs, workers="fp32")
 
 
 @pytest.mark.parametrize(
