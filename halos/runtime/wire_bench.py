@@ -154,7 +154,7 @@ def _child(way: Way, address: str, parameters: int) -> Iterator[Callable[[], flo
     def once() -> float:
         arrived.clear()
         began = time.perf_counter()
-        link.send(Channel.NODE, Push(1, 1, 0, REPORT, payload.copy(), None))
+        link.send(Channel.NODE, Push(1, 1, 0, REPORT, Fragments(payload.tensors)))
         if not arrived.wait(PATIENCE_S):
             raise TimeoutError(f"{way.name}: no answer; {failures}")
         return time.perf_counter() - began
