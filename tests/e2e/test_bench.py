@@ -30,3 +30,16 @@ def test_an_exchange_is_measured_each_way_beside_raw_tcp(halos: Halos) -> None:
     first, *others = result["ways"]
     assert first["way"] == "raw TCP" and first["share_of_raw_tcp"] == 1
     assert len(others) == 7 and all(way["mb_per_s"] > 0 for way in others)
+
+
+@pytest.mark.slow
+def test_a_servers_memory_is_measured_with_workers_pushing_at_once(halos: Halos) -> None:
+    sizes = ("--parameters", "3000000", "--workers", "2", "--workers", "6", "--rounds", "2")
+    done = halos("bench", "server", *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert [server["workers"] for server in result["servers"]] == [2, 6]
+    for server in result["servers"]:
+        assert server["updates_per_s"] > 0
+        assert 3 <= server["models_at_rest"] < server["models_at_peak"]
+    assert result["apply_gb_s"] > 0 < result["copy_gb_s"]
