@@ -6,12 +6,16 @@ import argparse
 import inspect
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 Halos = Callable[..., subprocess.CompletedProcess[str]]
+PATIENCE_S, LOOK_S = 500, 0.05
 
 SMALL = """
 [run]
@@ -48,6 +52,16 @@ workers = [1.0, 0.5]
 name = "eu"
 workers = 1
 """
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    """Its first true value."""
+    ends, never = time.monotonic() + PATIENCE_S, threading.Event()
+    while time.monotonic() < ends:
+        if found := condition():
+            return found
+        never.wait(LOOK_S)  # the cores are for the run
+    raise AssertionError("this did not come to be")
 
 
 def command(*arguments: str) -> list[str]:

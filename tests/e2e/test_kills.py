@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +19,8 @@ from halos.errors import UserError
 from halos.runtime.control import announced, status_of_server
 from halos.wire.security import Security
 
-from .conftest import SMALL, command
+from .conftest import PATIENCE_S, SMALL, command, wait_for
 
-PATIENCE_S = 500
-LOOK_S = 0.05
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
 SETTINGS = """
 [checkpoint]
@@ -48,16 +45,6 @@ ONE_WORKER = """
 name = "us"
 workers = 1
 """
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """Its first true value."""
-    ends, never = time.monotonic() + PATIENCE_S, threading.Event()
-    while time.monotonic() < ends:
-        if found := condition():
-            return found
-        never.wait(LOOK_S)  # the cores are for the run
-    raise AssertionError("this did not come to be")
 
 
 @dataclass

@@ -19,7 +19,7 @@ from halos.errors import ExitCode
 from halos.runtime.control import announced, status_of_server
 from halos.wire.security import Security
 
-from .conftest import SMALL, command
+from .conftest import SMALL, command, wait_for
 
 PATIENCE_S = 200
 pytestmark = pytest.mark.timeout(3 * PATIENCE_S)
@@ -131,10 +131,7 @@ def credited(address: str) -> int:
 
 def goes_on(address: str, before: int) -> None:
     """Until more is credited than before."""
-    for _ in range(100 * PATIENCE_S):
-        if credited(address) > before:
-            return
-    raise AssertionError("the run stands still")
+    wait_for(lambda: credited(address) > before)
 
 
 @pytest.mark.smoke

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from halos.runtime.control import announced, status_of_server
 from halos.runtime.saved import load_saved
 from halos.wire.security import Security
 
-from .conftest import Halos, command
+from .conftest import Halos, command, wait_for
 
 LINK = """
 [link]
@@ -31,15 +30,6 @@ def asked(folder: Path, address: str) -> dict[str, Any]:
     security = Security.from_folder(folder / "certs" / "operator")
     told: dict[str, Any] = status_of_server(address, security)
     return told
-
-
-def wait_for(condition: Any) -> Any:
-    """Its first true value, within the test's patience."""
-    ends = time.monotonic() + END_S
-    while time.monotonic() < ends:
-        if found := condition():
-            return found
-    raise AssertionError("this did not come to be")
 
 
 @pytest.mark.smoke

@@ -15,7 +15,8 @@ import pytest
 
 import halos
 from halos.core.messages import Push, Received, Reject, WorkerUpdate
-from halos.runtime import parent, server_process
+from halos.errors import UserError
+from halos.runtime import control, parent, server_process
 from halos.runtime.dispatcher import Step
 from halos.runtime.loop import LoopThread
 from halos.runtime.server_process import ServerProcess
@@ -297,3 +298,23 @@ def answering(address: str, answer: bytes) -> Iterator[None]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+def test_a_question_that_is_cut_off_is_asked_again(
+    specification: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a connection that is closed every time tells that the server will not have us."""
+    monkeypatch.setattr(control, "AGAIN_S", 0.01)
+    loop = LoopThread()
+    with (
+        whole_run(of_one_worker(specification, MODEL)) as whole,
+        link_to(whole.coordinator) as link,
+    ):
+        link.cut("reset")
+        with pytest.raises(UserError, match="closed the connection at once"):
+            control.status_of_server(link.address, Security.plain())
+        monkeypatch.setattr(control, "CLOSED_TRIES", 1 << 20)
+        asked = loop.submit(control.ask_status(link.address, Security.plain()))
+        link.mend()
+        assert asked.result(END_S)["run"] == "small"
+    loop.close()
